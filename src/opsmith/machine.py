@@ -1,0 +1,52 @@
+"""What this machine is: CPU, features, cores, memory."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from pathlib import Path
+
+
+@functools.cache
+def _cpuinfo() -> dict[str, str]:
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    first = path.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in pairs}
+
+
+def cpu_name() -> str:
+    info = _cpuinfo()
+    return info.get("model name") or info.get("CPU part") or platform.processor() or platform.machine()
+
+
+# The features that the kernels use, as /proc/cpuinfo spells them. A compiled library needs those of the
+# machine it was built on.
+_USED = (
+    "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq",
+    "avx512_vnni", "avx512_bf16", "asimd", "asimdhp", "asimddp",
+)  # fmt: skip
+
+
+@functools.cache
+def cpu_features() -> frozenset[str]:
+    info = _cpuinfo()
+    flags = set((info.get("flags") or info.get("Features") or "").split())
+    return frozenset(f for f in _USED if f in flags)
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 0

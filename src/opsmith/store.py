@@ -1,0 +1,436 @@
+"""The store: variant folders, test data, provenance. Input and output of every verb.
+
+    models/<model>/<variant>/<model>_<variant>.onnx      (+ .onnx.data when larger than 256 MB)
+    models/<model>/<variant>/test_data_set_0/input_0.pb, output_0.pb ...
+    models/<model>/<variant>/opsmith.json                how it was made
+    models/<model>/<variant>/lib<model>_<hash>.so        compiled variants only
+
+A plain .onnx path works wherever a variant folder does. Nothing here copies weights: models are opened with
+their external data memory-mapped, and written in a temporary folder that is renamed at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import functools
+import importlib.metadata
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from opsmith import machine
+from opsmith._version import __version__
+from opsmith.errors import OpsmithError
+
+ModelLike: TypeAlias = "str | os.PathLike[str] | Variant | onnx.ModelProto | ir.Model"
+PathLike: TypeAlias = "str | os.PathLike[str]"
+
+RECORD = "opsmith.json"
+EMBED_LIMIT = 256 * 1024 * 1024  # larger models keep their weights in <name>.onnx.data
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One model file of the store and what is known about it."""
+
+    path: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def model_name(self) -> str:
+        return self.folder.parent.name
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @functools.cached_property
+    def record(self) -> dict[str, Any]:
+        """The contents of opsmith.json; empty for a model that Opsmith did not write."""
+        return read_record(self.path)
+
+
+# --- finding ---------------------------------------------------------------------------------------------
+
+
+def find_model(where: PathLike | Variant) -> Path:
+    """The .onnx file that a path means: itself, the one in a variant folder, or the only variant's."""
+    if isinstance(where, Variant):
+        return where.path
+    path = Path(where)
+    if path.is_file():
+        if path.suffix != ".onnx":
+            raise OpsmithError(f"{path} is not an .onnx file", "give a .onnx file or a variant folder")
+        return path
+    if not path.exists():
+        raise OpsmithError(f"{path} does not exist")
+    if found := _model_in(path):
+        return found
+    inside = variants(path)
+    if len(inside) == 1:
+        return inside[0].path
+    if inside:
+        names = ", ".join(v.name for v in inside)
+        raise OpsmithError(
+            f"{path} holds several variants: {names}", f"name one, e.g. {path / inside[0].name}"
+        )
+    raise OpsmithError(f"{path} holds no ONNX model", "expected a .onnx file or a variant folder")
+
+
+def _model_in(folder: Path) -> Path | None:
+    absolute = folder.absolute()
+    named = folder / f"{absolute.parent.name}_{absolute.name}.onnx"
+    if named.is_file():
+        return named
+    files = sorted(folder.glob("*.onnx"))
+    if len(files) == 1:
+        return files[0]
+    if len(files) > 1:
+        names = ", ".join(f.name for f in files)
+        raise OpsmithError(f"{folder} holds several models: {names}", "name one of the files")
+    return None
+
+
+def variants(model_folder: PathLike) -> list[Variant]:
+    """All variants of a model folder, oldest first."""
+    found: list[Variant] = []
+    for child in sorted(p for p in Path(model_folder).iterdir() if p.is_dir() and not p.name.startswith(".")):
+        with contextlib.suppress(OpsmithError):
+            if path := _model_in(child):
+                found.append(Variant(path))
+    return sorted(found, key=lambda v: (v.record.get("created", ""), v.path.stat().st_mtime, v.name))
+
+
+def read_record(model: PathLike) -> dict[str, Any]:
+    path = Path(model)
+    for candidate in (path.parent / RECORD, path.with_suffix(".opsmith.json")):
+        if candidate.is_file():
+            try:
+                record = json.loads(candidate.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise OpsmithError(f"{candidate} is not valid JSON: {error}") from error
+            if not isinstance(record, dict):
+                raise OpsmithError(f"{candidate} does not hold a JSON object")
+            return record
+    return {}
+
+
+def libraries(model: PathLike) -> list[Path]:
+    """The shared libraries that a compiled variant needs, checked against this machine."""
+    path = Path(model)
+    compiled = read_record(path).get("compiled")
+    if not compiled:
+        return []
+    needed = set(compiled.get("cpu_features", []))
+    if missing := sorted(needed - machine.cpu_features()):
+        raise OpsmithError(
+            f"{path} was compiled for a CPU with {', '.join(missing)}, which this CPU lacks",
+            "compile it again on this machine",
+        )
+    library = path.parent / Path(str(compiled["library"])).name
+    if not library.is_file():
+        raise OpsmithError(f"{path} needs its library {library.name}, which is missing", "compile it again")
+    return [library]
+
+
+# --- opening ---------------------------------------------------------------------------------------------
+
+
+def open_model(model: ModelLike) -> ir.Model:
+    """An onnx-ir model with its weights memory-mapped."""
+    if isinstance(model, ir.Model):
+        return model
+    if isinstance(model, onnx.ModelProto):
+        return ir.from_proto(model)
+    path = find_model(model)
+    check_external_data(path)
+    try:
+        return ir.load(path)
+    except Exception as error:
+        raise OpsmithError(
+            f"{path} is not a valid ONNX model: {' '.join(str(error).split())[:300]}"
+        ) from error
+
+
+@contextlib.contextmanager
+def on_disk(model: ModelLike) -> Iterator[Path]:
+    """The model as a file: its own, or a temporary one for models that live in memory."""
+    if not isinstance(model, (ir.Model, onnx.ModelProto)):
+        yield find_model(model)
+        return
+    with tempfile.TemporaryDirectory(prefix="opsmith-") as folder:
+        path = Path(folder) / "model.onnx"
+        save_model(open_model(model), path)
+        yield path
+
+
+def read_proto(path: Path) -> onnx.ModelProto:
+    """The protobuf without its external data; a clear error if it is not ONNX."""
+    try:
+        proto = onnx.load(str(path), load_external_data=False)
+    except OSError:
+        raise
+    except Exception as error:
+        raise OpsmithError(f"{path} is not an ONNX model (it does not parse)") from error
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise OpsmithError(f"{path} is not an ONNX model (no graph or no opset in it)")
+    return proto
+
+
+def check_external_data(path: Path) -> None:
+    """Refuse a model whose weights are missing, cut short, or would be read from outside its folder."""
+    stat = path.stat()
+    _check_external_data(path, stat.st_mtime_ns, stat.st_size)
+
+
+def external_files(path: Path) -> set[Path]:
+    """The files that hold the model's external data."""
+    stat = path.stat()
+    return _check_external_data(path, stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _check_external_data(path: Path, mtime: int, size: int) -> set[Path]:
+    folder = path.parent.resolve()
+    files: set[Path] = set()
+    for tensor in _external_tensors(read_proto(path)):
+        entries = {e.key: e.value for e in tensor.external_data}
+        location = entries.get("location", "")
+        target = (folder / location).resolve()
+        outside = (
+            Path(location).is_absolute() or ".." in Path(location).parts or not target.is_relative_to(folder)
+        )
+        if not location or outside:
+            raise OpsmithError(
+                f"{path}: tensor {tensor.name!r} points outside the model's folder ({location!r})"
+            )
+        if not target.is_file():
+            raise OpsmithError(f"{path} needs the external data file {location}, which is missing")
+        try:
+            end = int(entries.get("offset") or 0) + int(entries.get("length") or 0)
+        except ValueError:
+            raise OpsmithError(f"{path}: tensor {tensor.name!r} has a bad external-data entry") from None
+        if end > target.stat().st_size:
+            raise OpsmithError(
+                f"{path}: {location} is too short for tensor {tensor.name!r}; the file is cut off"
+            )
+        files.add(target)
+    return files
+
+
+def _external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    def of_nodes(nodes: Any) -> Iterator[onnx.TensorProto]:
+        for node in nodes:
+            for attribute in node.attribute:
+                yield from (t for t in (attribute.t, *attribute.tensors) if t.data_location)
+                for graph in (attribute.g, *attribute.graphs):
+                    yield from of_graph(graph)
+
+    def of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+        yield from (t for t in graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL)
+        yield from of_nodes(graph.node)
+
+    yield from of_graph(proto.graph)
+    for function in proto.functions:
+        yield from of_nodes(function.node)
+
+
+# --- writing ---------------------------------------------------------------------------------------------
+
+
+def save_model(model: ir.Model, path: Path) -> None:
+    """Write a model; weights go to `<name>.onnx.data` when they are larger than 256 MB."""
+    graphs = [model.graph, *(f.graph for f in model.functions.values())]
+    weights = sum(
+        v.const_value.nbytes for g in graphs for v in g.initializers.values() if v.const_value is not None
+    )
+    if weights > EMBED_LIMIT:
+        ir.save(model, path, external_data=f"{path.name}.data", size_threshold_bytes=1024)
+    else:
+        ir.save(model, path)
+
+
+@dataclasses.dataclass
+class Draft:
+    """A variant being written: put the model at `path`, anything else into `folder`, facts into `record`."""
+
+    folder: Path
+    path: Path
+    record: dict[str, Any]
+
+
+@contextlib.contextmanager
+def new_variant(
+    dest: PathLike,
+    *,
+    verb: str,
+    parent: ModelLike | str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Iterator[Draft]:
+    """Write a variant in a temporary folder beside DEST and move it into place at the end, or not at all.
+
+    DEST is a variant folder, or a .onnx file for people who leave the road here.
+    """
+    target = Path(dest)
+    plain = target.suffix == ".onnx"
+    home = target.parent if plain else target
+    _refuse_foreign_folder(target)
+    created_from = next(p for p in (home.absolute(), *home.absolute().parents) if p.exists())
+    home.parent.mkdir(parents=True, exist_ok=True)
+    absolute = target.absolute()
+    name = target.name if plain else f"{absolute.parent.name}_{absolute.name}.onnx"
+    temporary = Path(tempfile.mkdtemp(prefix=f".{home.name}.", suffix=".tmp", dir=home.absolute().parent))
+    temporary.chmod(0o755)
+    started = time.monotonic()
+    try:
+        draft = Draft(temporary, temporary / name, _new_record(verb, parent, options))
+        yield draft
+        draft.record["seconds"] = round(time.monotonic() - started, 3)
+        record = (temporary / name).with_suffix(".opsmith.json") if plain else temporary / RECORD
+        record.write_text(json.dumps(draft.record, indent=2, default=str) + "\n", encoding="utf-8")
+        if plain:
+            home.mkdir(parents=True, exist_ok=True)
+            for file in temporary.iterdir():
+                _replace(file, home / file.name)
+        else:
+            _replace(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        _remove_empty_parents(home.absolute().parent, created_from)
+        raise
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _refuse_foreign_folder(target: Path) -> None:
+    if not target.exists() or target.suffix == ".onnx":
+        return
+    if not target.is_dir():
+        raise OpsmithError(f"{target} is a file; give a folder for the variant")
+    content = [p.name for p in target.iterdir()]
+    if content and RECORD not in content and not any(n.endswith(".onnx") for n in content):
+        raise OpsmithError(
+            f"{target} exists and is not a variant folder; it was left alone", "choose another"
+        )
+
+
+def _replace(source: Path, target: Path) -> None:
+    """Move SOURCE to TARGET; an older TARGET disappears only after the new one is in place."""
+    old = None
+    if target.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.absolute().parent))
+        target.rename(old / target.name)
+    source.rename(target)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_empty_parents(folder: Path, stop: Path) -> None:
+    while folder != stop and folder.is_relative_to(stop):
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+        folder = folder.parent
+
+
+def _new_record(
+    verb: str, parent: ModelLike | str | None, options: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    packages = ("numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
+    return {
+        "opsmith": __version__,
+        "verb": verb,
+        "parent": _parent_name(parent),
+        "options": dict(options or {}),
+        "versions": {p: importlib.metadata.version(p) for p in packages},
+        "cpu": machine.cpu_name(),
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def _parent_name(parent: ModelLike | str | None) -> str | None:
+    """The parent's name within its model folder: records hold no machine paths."""
+    if parent is None or isinstance(parent, (ir.Model, onnx.ModelProto)):
+        return None
+    if isinstance(parent, Variant):
+        return parent.name
+    path = Path(parent)
+    if path.suffix == ".onnx":
+        return path.name
+    return path.absolute().name if path.is_dir() else str(parent)
+
+
+# --- test data: ONNX's own layout ------------------------------------------------------------------------
+
+
+def write_test_data(
+    folder: PathLike,
+    inputs: Mapping[str, np.ndarray[Any, Any]],
+    outputs: Mapping[str, np.ndarray[Any, Any]],
+    index: int = 0,
+) -> Path:
+    """Write test_data_set_<index> with one TensorProto file per input and output, in graph order."""
+    target = Path(folder) / f"test_data_set_{index}"
+    target.mkdir(parents=True, exist_ok=True)
+    for kind, arrays in (("input", inputs), ("output", outputs)):
+        for i, (name, array) in enumerate(arrays.items()):
+            tensor = ir.serde.serialize_tensor(ir.tensor(array, name=name))
+            (target / f"{kind}_{i}.pb").write_bytes(tensor.SerializeToString())
+    return target
+
+
+@dataclasses.dataclass(frozen=True)
+class TestData:
+    """One stored case: named inputs and the outputs that the original model gave for them."""
+
+    folder: Path
+    inputs: dict[str, np.ndarray[Any, Any]]
+    outputs: dict[str, np.ndarray[Any, Any]]
+
+    __test__ = False
+
+
+def read_test_data(
+    model: PathLike, names: tuple[Sequence[str], Sequence[str]] | None = None
+) -> list[TestData]:
+    """All test_data_set_* beside a model. `names` are the graph's inputs and outputs, for nameless tensors."""
+    found = []
+    for folder in sorted(Path(model).parent.glob("test_data_set_*")):
+        sides = []
+        for kind, fallback in zip(("input", "output"), names or ((), ())):
+            arrays: dict[str, np.ndarray[Any, Any]] = {}
+            files = sorted(folder.glob(f"{kind}_*.pb"), key=lambda f: int(f.stem.split("_")[1]))
+            for i, file in enumerate(files):
+                tensor = onnx.TensorProto()
+                try:
+                    tensor.ParseFromString(file.read_bytes())
+                    array = ir.serde.deserialize_tensor(tensor).numpy()
+                except Exception as error:
+                    raise OpsmithError(f"{file} is not a readable test tensor") from error
+                arrays[tensor.name or (fallback[i] if i < len(fallback) else f"{kind}_{i}")] = array
+            sides.append(arrays)
+        found.append(TestData(folder, *sides))
+    return found
+
+
+def copy_test_data(source: PathLike, folder: PathLike) -> None:
+    """Give a new variant the test data of its parent."""
+    for data in sorted(Path(source).parent.glob("test_data_set_*")):
+        shutil.copytree(data, Path(folder) / data.name, dirs_exist_ok=True)
