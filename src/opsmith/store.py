@@ -88,9 +88,7 @@ def find_model(where: PathLike | Variant) -> Path:
         return inside[0].path
     if inside:
         names = ", ".join(v.name for v in inside)
-        raise OpsmithError(
-            f"{path} holds several variants: {names}", f"name one, e.g. {path / inside[0].name}"
-        )
+        raise OpsmithError(f"{path} holds several variants: {names}", f"name one, e.g. {path / inside[0].name}")
     raise OpsmithError(f"{path} holds no ONNX model", "expected a .onnx file or a variant folder")
 
 
@@ -164,9 +162,7 @@ def open_model(model: ModelLike) -> ir.Model:
     try:
         return ir.load(path)
     except Exception as error:
-        raise OpsmithError(
-            f"{path} is not a valid ONNX model: {' '.join(str(error).split())[:300]}"
-        ) from error
+        raise OpsmithError(f"{path} is not a valid ONNX model: {' '.join(str(error).split())[:300]}") from error
 
 
 @contextlib.contextmanager
@@ -214,13 +210,9 @@ def _check_external_data(path: Path, mtime: int, size: int) -> set[Path]:
         entries = {e.key: e.value for e in tensor.external_data}
         location = entries.get("location", "")
         target = (folder / location).resolve()
-        outside = (
-            Path(location).is_absolute() or ".." in Path(location).parts or not target.is_relative_to(folder)
-        )
+        outside = Path(location).is_absolute() or ".." in Path(location).parts or not target.is_relative_to(folder)
         if not location or outside:
-            raise OpsmithError(
-                f"{path}: tensor {tensor.name!r} points outside the model's folder ({location!r})"
-            )
+            raise OpsmithError(f"{path}: tensor {tensor.name!r} points outside the model's folder ({location!r})")
         if not target.is_file():
             raise OpsmithError(f"{path} needs the external data file {location}, which is missing")
         try:
@@ -228,9 +220,7 @@ def _check_external_data(path: Path, mtime: int, size: int) -> set[Path]:
         except ValueError:
             raise OpsmithError(f"{path}: tensor {tensor.name!r} has a bad external-data entry") from None
         if end > target.stat().st_size:
-            raise OpsmithError(
-                f"{path}: {location} is too short for tensor {tensor.name!r}; the file is cut off"
-            )
+            raise OpsmithError(f"{path}: {location} is too short for tensor {tensor.name!r}; the file is cut off")
         files.add(target)
     return files
 
@@ -258,9 +248,7 @@ def _external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 def save_model(model: ir.Model, path: Path) -> None:
     """Write a model; weights go to `<name>.onnx.data` when they are larger than 256 MB."""
     graphs = [model.graph, *(f.graph for f in model.functions.values())]
-    weights = sum(
-        v.const_value.nbytes for g in graphs for v in g.initializers.values() if v.const_value is not None
-    )
+    weights = sum(v.const_value.nbytes for g in graphs for v in g.initializers.values() if v.const_value is not None)
     if weights > EMBED_LIMIT:
         ir.save(model, path, external_data=f"{path.name}.data", size_threshold_bytes=1024)
     else:
@@ -325,9 +313,7 @@ def _refuse_foreign_folder(target: Path) -> None:
         raise OpsmithError(f"{target} is a file; give a folder for the variant")
     content = [p.name for p in target.iterdir()]
     if content and RECORD not in content and not any(n.endswith(".onnx") for n in content):
-        raise OpsmithError(
-            f"{target} exists and is not a variant folder; it was left alone", "choose another"
-        )
+        raise OpsmithError(f"{target} exists and is not a variant folder; it was left alone", "choose another")
 
 
 def _replace(source: Path, target: Path) -> None:
@@ -350,9 +336,7 @@ def _remove_empty_parents(folder: Path, stop: Path) -> None:
         folder = folder.parent
 
 
-def _new_record(
-    verb: str, parent: ModelLike | str | None, options: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def _new_record(verb: str, parent: ModelLike | str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
     packages = ("numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
     return {
         "opsmith": __version__,
@@ -407,9 +391,7 @@ class TestData:
     __test__ = False
 
 
-def read_test_data(
-    model: PathLike, names: tuple[Sequence[str], Sequence[str]] | None = None
-) -> list[TestData]:
+def read_test_data(model: PathLike, names: tuple[Sequence[str], Sequence[str]] | None = None) -> list[TestData]:
     """All test_data_set_* beside a model. `names` are the graph's inputs and outputs, for nameless tensors."""
     found = []
     for folder in sorted(Path(model).parent.glob("test_data_set_*")):
