@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 
 from opsmith import store
@@ -14,21 +20,21 @@ from opsmith.errors import OpsmithError
 
 
 def load(
-    model: str | os.PathLike[str],
+    model: store.ModelLike,
     *,
     threads: int | None = None,
     options: ort.SessionOptions | None = None,
     config: Mapping[str, str] | None = None,
     optimize: bool = True,
     profile_prefix: str | None = None,
+    also: Sequence[str] = (),
 ) -> ort.InferenceSession:
-    """Load a variant folder or .onnx file.
+    """Load a variant folder, a .onnx file or a model in memory.
 
     The libraries of a compiled variant are found through its opsmith.json and registered first; a library
     built for CPU features that this machine lacks is refused with a clear error instead of a crash.
+    ALSO names intermediate values to be returned after the graph's own outputs.
     """
-    path = store.find_model(model)
-    store.check_external_data(path)
     settings = options or ort.SessionOptions()
     settings.log_severity_level = max(settings.log_severity_level, 3)
     if threads is not None:
@@ -41,10 +47,28 @@ def load(
         settings.profile_file_prefix = profile_prefix
     for key, value in (config or {}).items():
         settings.add_session_config_entry(key, value)
+    if isinstance(model, (ir.Model, onnx.ModelProto)):
+        # ONNX Runtime maps the weights, so the file may go once the session stands.
+        with tempfile.TemporaryDirectory(prefix="opsmith-", ignore_cleanup_errors=True) as folder:
+            path = Path(folder) / "model.onnx"
+            store.save_model(store.open_model(model), path)
+            return _load_file(path, settings, also)
+    return _load_file(store.find_model(model), settings, also)
+
+
+def _load_file(path: Path, settings: ort.SessionOptions, also: Sequence[str]) -> ort.InferenceSession:
+    store.check_external_data(path)
     for library in store.libraries(path):
         settings.register_custom_ops_library(str(library))
+    source: str | bytes = str(path)
+    if also:
+        proto = store.read_proto(path)
+        present = {value.name for value in proto.graph.output}
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in also if name not in present)
+        source = proto.SerializeToString()
+        settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     try:
-        return ort.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(source, settings, providers=["CPUExecutionProvider"])
     except Exception as error:  # ORT raises its own family of exceptions for everything it dislikes
         raise OpsmithError(f"ONNX Runtime cannot load {path}: {one_line(error)}") from error
 
@@ -53,16 +77,55 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:600]
 
 
-def run(session: ort.InferenceSession, inputs: Mapping[str, Any]) -> list[Any]:
-    """Run all outputs; ORT's errors come back as one line."""
+# Element types that ONNX Runtime computes with but does not hand over as numpy arrays.
+_NOT_IN_NUMPY = {
+    f"tensor({name})": dtype
+    for name, dtype in {
+        "bfloat16": ir.DataType.BFLOAT16,
+        "float8e4m3fn": ir.DataType.FLOAT8E4M3FN,
+        "float8e4m3fnuz": ir.DataType.FLOAT8E4M3FNUZ,
+        "float8e5m2": ir.DataType.FLOAT8E5M2,
+        "float8e5m2fnuz": ir.DataType.FLOAT8E5M2FNUZ,
+    }.items()
+}
+
+
+def run(session: ort.InferenceSession, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None) -> list[Any]:
+    """Run all outputs, or those named; ORT's errors come back as one line."""
+    feeds = dict(inputs)
+    kinds = {value.name: value.type for value in (*session.get_inputs(), *session.get_outputs())}
     try:
-        return list(session.run(None, dict(inputs)))
+        if not _NOT_IN_NUMPY.keys() & set(kinds.values()):
+            return list(session.run(outputs, feeds))
+        values = {name: _to_ort(array, kinds.get(name, "")) for name, array in feeds.items()}
+        names = list(outputs or [value.name for value in session.get_outputs()])
+        return [_from_ort(v, kinds[n]) for n, v in zip(names, session.run_with_ort_values(names, values))]
     except Exception as error:
         raise OpsmithError(f"ONNX Runtime failed to run the model: {one_line(error)}") from error
+
+
+def _to_ort(array: Any, kind: str) -> ort.OrtValue:
+    if kind not in _NOT_IN_NUMPY:
+        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+    dtype = _NOT_IN_NUMPY[kind]
+    bits = np.ascontiguousarray(array, dtype=dtype.numpy()).view(f"u{dtype.bitwidth // 8}")
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, int(dtype))
+
+
+def _from_ort(value: ort.OrtValue, kind: str) -> Any:
+    if kind not in _NOT_IN_NUMPY:
+        return value.numpy()
+    dtype = _NOT_IN_NUMPY[kind].numpy()
+    shape = tuple(value.shape())
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = ctypes.string_at(value.data_ptr(), size) if size else b""
+    return np.frombuffer(raw, dtype).reshape(shape)
 
 
 def size_on_disk(model: str | os.PathLike[str]) -> int:
     """Bytes of the .onnx file, its external data and its libraries together."""
     path = store.find_model(model)
-    files: set[Path] = {path, *store.external_files(path), *store.libraries(path)}
+    files: set[Path] = {path, *store.external_files(path)}
+    with contextlib.suppress(OpsmithError):  # a library for another machine still has a size, a missing one has none
+        files.update(store.libraries(path))
     return sum(f.stat().st_size for f in files if f.exists())

@@ -156,7 +156,8 @@ def open_model(model: ModelLike) -> ir.Model:
     if isinstance(model, ir.Model):
         return model
     if isinstance(model, onnx.ModelProto):
-        return ir.from_proto(model)
+        opened: ir.Model = ir.from_proto(model)
+        return opened
     path = find_model(model)
     check_external_data(path)
     try:
