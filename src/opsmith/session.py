@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,13 @@ def load(
     config: Mapping[str, str] | None = None,
     optimize: bool = True,
     profile_prefix: str | None = None,
-    also: Sequence[str] = (),
+    edit: Callable[[onnx.ModelProto], None] | None = None,
 ) -> ort.InferenceSession:
     """Load a variant folder, a .onnx file or a model in memory.
 
     The libraries of a compiled variant are found through its opsmith.json and registered first; a library
     built for CPU features that this machine lacks is refused with a clear error instead of a crash.
-    ALSO names intermediate values to be returned after the graph's own outputs.
+    EDIT may change the graph on its way in (not its weights, which may be external), say to return more values.
     """
     settings = options or ort.SessionOptions()
     settings.log_severity_level = max(settings.log_severity_level, 3)
@@ -52,19 +52,20 @@ def load(
         with tempfile.TemporaryDirectory(prefix="opsmith-", ignore_cleanup_errors=True) as folder:
             path = Path(folder) / "model.onnx"
             store.save_model(store.open_model(model), path)
-            return _load_file(path, settings, also)
-    return _load_file(store.find_model(model), settings, also)
+            return _load_file(path, settings, edit)
+    return _load_file(store.find_model(model), settings, edit)
 
 
-def _load_file(path: Path, settings: ort.SessionOptions, also: Sequence[str]) -> ort.InferenceSession:
+def _load_file(
+    path: Path, settings: ort.SessionOptions, edit: Callable[[onnx.ModelProto], None] | None
+) -> ort.InferenceSession:
     store.check_external_data(path)
     for library in store.libraries(path):
         settings.register_custom_ops_library(str(library))
     source: str | bytes = str(path)
-    if also:
+    if edit is not None:
         proto = store.read_proto(path)
-        present = {value.name for value in proto.graph.output}
-        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in also if name not in present)
+        edit(proto)
         source = proto.SerializeToString()
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     try:

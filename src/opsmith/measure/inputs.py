@@ -128,19 +128,26 @@ def _evaluate(tree: ast.expr, dims: Mapping[str, int], text: str) -> int:
     return tree.value
 
 
+def evaluate(text: str, dims: Mapping[str, int]) -> int | None:
+    """The value of a symbol or expression; None if it is not made of the given symbols."""
+    if text in dims:
+        return dims[text]
+    tree = _expression(text, dims)
+    if tree is None or not set(_names(tree)) <= set(dims):
+        return None
+    return _evaluate(tree, dims, text)
+
+
 def shape_of(spec: Input, dims: Mapping[str, int]) -> tuple[int, ...]:
     """The input's shape with its symbols replaced by numbers."""
     shape = []
     for dim in spec.dims:
         if isinstance(dim, int):
             shape.append(dim)
-        elif dim in dims:
-            shape.append(dims[dim])
         else:
-            tree = _expression(dim, dims)
-            if tree is None or not set(_names(tree)) <= set(dims):
+            value = evaluate(dim, dims)
+            if value is None:
                 raise OpsmithError(f"input {spec.name!r}: no value for dim {dim!r}")
-            value = _evaluate(tree, dims, dim)
             if value < 0:
                 raise OpsmithError(f"input {spec.name!r}: dim {dim!r} would be {value}")
             shape.append(value)

@@ -458,7 +458,11 @@ def _producers(model: ir.Model) -> dict[str, str]:
 def _fetch(
     path: Path, feed: Mapping[str, Array], names: Sequence[str], threads: int | None, kept: Path | None
 ) -> dict[str, Any]:
-    running = session.load(path, threads=threads, optimize=False, also=names)
+    def add_outputs(proto: onnx.ModelProto) -> None:
+        present = {value.name for value in proto.graph.output}
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in present)
+
+    running = session.load(path, threads=threads, optimize=False, edit=add_outputs)
     values = session.run(running, feed, names)
     del running
     return {n: _keep(kept, 0, i, v) if kept is not None else v for i, (n, v) in enumerate(zip(names, values))}
