@@ -1,0 +1,187 @@
+// The microkernel that every matrix product here ends in: a tile of at most gemm_mr rows by gemm_nv vectors of
+// columns, kept in registers over the whole of K.
+//
+//   tile[r][n] (+)= sum over taps t, over k < K:  rows[t][r][k] * b[t][k][n]
+//
+// Rows come as pointers, one per row and tap: a plain matrix is one tap with equally spaced pointers, an implicit
+// convolution has one tap per kernel position, and padding is a pointer to zeros. Nothing is ever copied to
+// rearrange it ("indirect" convolution).
+//
+// Register budget (why these sizes):
+//   AVX-512  32 registers: 8 x 3 accumulators = 24, 3 for B, the row value is an embedded broadcast. 11 loads per
+//            24 FMAs. 8 rows also fit the 8 ways of L1 when rows lie a multiple of 4096 bytes apart; 12 or 14 rows
+//            by 2 vectors have the same arithmetic but fall to 75 % at K = 1024.
+//   AVX2     16 registers: 6 x 2 = 12 accumulators, 2 for B, 1 or 2 for the row value. 4 x 3 spills under g++ 12.
+//   NEON     32 registers: 8 x 3 = 24 accumulators, 3 for B, the rest for row values.
+// The loop over K is not split: with B in panels both operands stream from L2 at 4 to 11 bytes per cycle, which
+// the hardware prefetcher sustains, and splitting K at 256, 512 or 1024 was measured 1 to 8 % slower.
+#pragma once
+
+#include "base.hpp"
+
+namespace opsmith {
+
+#if defined(__AVX512F__)
+inline constexpr int gemm_mr = 8, gemm_nv = 3;
+#elif defined(__AVX__)
+inline constexpr int gemm_mr = 6, gemm_nv = 2;
+#elif defined(__aarch64__)
+inline constexpr int gemm_mr = 8, gemm_nv = 3;
+#else
+inline constexpr int gemm_mr = 4, gemm_nv = 3;
+#endif
+inline constexpr i64 gemm_nr = gemm_nv * W;
+
+// Columns in [N] are cut into panels of gemm_nr; the last one is only as many whole vectors wide as it needs.
+inline constexpr i64 panel_count(i64 N) { return ceil_div(N, gemm_nr); }
+inline constexpr i64 panel_vectors(i64 N, i64 panel) { return ceil_div(min(N - panel * gemm_nr, gemm_nr), W); }
+inline constexpr i64 packed_size(i64 N, i64 K) { return round_up(N, W) * K; }  // elements
+
+template <class TA, class TB>
+using MicroFn = void (*)(const TA* const* rows, i64 tap_stride, i64 taps, i64 K, const TB* b, float* tile,
+                         bool accumulate);
+
+// Few rows leave few independent sums, and an FMA takes 4 cycles: sum even and odd k apart until there are 8 chains.
+inline constexpr int chains(int R, int V) { return R * V >= 8 ? 1 : R * V >= 4 ? 2 : 4; }
+
+template <int R, int V, class TA, class TB>
+[[gnu::noinline]] void micro(const TA* const* rows, i64 tap_stride, i64 taps, i64 K, const TB* b, float* tile,
+                             bool accumulate) {
+  constexpr int U = chains(R, V);
+  F acc[U][R][V] = {};
+  if (accumulate) {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) acc[0][r][v] = load(tile + r * gemm_nr + v * W, Full{});
+  }
+  for (i64 t = 0; t < taps; ++t, rows += tap_stride) {
+    const TA* a[R];
+    for (int r = 0; r < R; ++r) a[r] = rows[r];
+    i64 k = 0;
+    if constexpr (U > 1) {
+      for (; k + U <= K; k += U) {
+#pragma GCC unroll 4
+        for (int u = 0; u < U; ++u) {
+          F bv[V];
+#pragma GCC unroll 3
+          for (int v = 0; v < V; ++v) bv[v] = load(b + (u * V + v) * W, Full{});
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) {
+            F x = splat(to_float(a[r][k + u]));
+#pragma GCC unroll 3
+            for (int v = 0; v < V; ++v) acc[u][r][v] += x * bv[v];
+          }
+        }
+        b += U * V * W;
+      }
+    }
+    for (; k < K; ++k) {
+      F bv[V];
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) bv[v] = load(b + v * W, Full{});
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        F x = splat(to_float(a[r][k]));
+#pragma GCC unroll 3
+        for (int v = 0; v < V; ++v) acc[0][r][v] += x * bv[v];
+      }
+      b += V * W;
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < V; ++v) {
+      F sum = acc[0][r][v];
+      for (int u = 1; u < U; ++u) sum += acc[u][r][v];
+      store(tile + r * gemm_nr + v * W, sum, Full{});
+    }
+  }
+}
+
+// The microkernel for a number of rows and of vectors that is known only at run time.
+template <int R, class TA, class TB>
+MicroFn<TA, TB> pick_micro(i64 rows, i64 vectors) {
+  if constexpr (R > 1) {
+    if (rows < R) return pick_micro<R - 1, TA, TB>(rows, vectors);
+  }
+  if constexpr (gemm_nv > 2) {
+    if (vectors == 3) return micro<R, 3, TA, TB>;
+  }
+  return vectors == 2 ? micro<R, 2, TA, TB> : micro<R, 1, TA, TB>;
+}
+template <class TA, class TB>
+OPSMITH_INLINE MicroFn<TA, TB> micro_for(i64 rows, i64 vectors) {
+  return pick_micro<gemm_mr, TA, TB>(rows, vectors);
+}
+
+// What the rows of an output belong to: rows are numbered from 0, every `rows_per_item` of them are one batch item
+// or image. Walking is cheaper than dividing at each row.
+struct RowWalk {
+  Row row;
+  i64 left;  // rows of this item still to come, including this one
+  i64 rows_per_item;
+
+  static RowWalk at(i64 index, i64 rows_per_item) {
+    if (rows_per_item <= 0) return {{index, 0}, INT64_MAX, INT64_MAX};
+    i64 outer = index / rows_per_item;
+    return {{index, outer}, rows_per_item - (index - outer * rows_per_item), rows_per_item};
+  }
+  OPSMITH_INLINE void next() {
+    ++row.index;
+    if (--left == 0) ++row.outer, left = rows_per_item;
+  }
+};
+
+// Hands a finished tile to the epilogue and stores what it returns: c points at the tile's first row and column.
+template <class TC, class Ep>
+OPSMITH_INLINE void finish_tile(const float* tile, i64 rows, i64 columns, RowWalk walk, i64 column, TC* c, i64 ldc,
+                                Ep& ep) {
+  for (i64 r = 0; r < rows; ++r, walk.next()) {
+    i64 n = 0;
+    for (; n + W <= columns; n += W) {
+      store(c + r * ldc + n, ep(load(tile + r * gemm_nr + n, Full{}), walk.row, column + n, Full{}), Full{});
+    }
+    if (n < columns) {
+      Tail lanes{columns - n};
+      store(c + r * ldc + n, ep(load(tile + r * gemm_nr + n, Full{}), walk.row, column + n, lanes), lanes);
+    }
+  }
+}
+
+// A block of rows cut into tiles of nearly equal height: 13 rows are 7 + 6, not 8 + 5.
+struct TileRows {
+  i64 tiles, height, taller;  // the first `taller` tiles have height + 1 rows
+  explicit TileRows(i64 rows)
+      : tiles(ceil_div(rows, gemm_mr)), height(tiles ? rows / tiles : 0), taller(tiles ? rows % tiles : 0) {}
+  i64 operator[](i64 tile) const { return height + (tile < taller); }
+};
+
+// How a product of `rows` by `panels` is cut into tasks. Tasks are tall enough that a panel of B, read once from L3
+// or memory, serves at least row_block rows, and many enough that threads finish together.
+struct Tiling {
+  i64 row_block, row_blocks, panel_block, panel_blocks;
+  i64 tasks() const { return row_blocks * panel_blocks; }
+};
+
+inline constexpr i64 max_row_block = 24 * gemm_mr;
+
+inline Tiling tile_work(const Pool& pool, i64 rows, i64 N, i64 K, i64 most_rows = max_row_block) {
+  i64 panels = panel_count(N);
+  Tiling t;
+  t.row_blocks = max<i64>(1, ceil_div(rows, most_rows));
+  t.row_block = round_up(ceil_div(max<i64>(rows, 1), t.row_blocks), rows > gemm_mr ? gemm_mr : 1);
+  t.row_blocks = ceil_div(rows, t.row_block);
+  // Nanoseconds, roughly: 50 multiply-adds each, or 20 bytes of weights. A task below 10 us is not worth handing over.
+  double time = static_cast<double>(N) * static_cast<double>(K) * max(static_cast<double>(rows) / 50.0, 0.2);
+  i64 worth = max<i64>(1, static_cast<i64>(time / 10e3));
+  i64 wanted = pool.threads <= 1 ? 1 : min<i64>(worth, pool.threads * 4);
+  if (worth < 2 && t.row_blocks > 1) t.row_block = rows, t.row_blocks = 1;
+  t.panel_blocks = min(panels, ceil_div(wanted, max<i64>(1, t.row_blocks)));
+  // Equal shares: with 2 threads and 4 or fewer tasks an odd count leaves one thread idle.
+  i64 total = t.row_blocks * t.panel_blocks;
+  if (total > 1 && total < 2 * pool.threads) t.panel_blocks = min(panels, ceil_div(2 * pool.threads, t.row_blocks));
+  t.panel_blocks = max<i64>(1, t.panel_blocks);
+  t.panel_block = ceil_div(max<i64>(panels, 1), t.panel_blocks);
+  t.panel_blocks = ceil_div(panels, t.panel_block);
+  return t;
+}
+
+}  // namespace opsmith
