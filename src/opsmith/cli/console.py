@@ -42,3 +42,25 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 def show(t: Table) -> None:
     out.print(t)
+
+
+def escape(text: str) -> str:
+    """Names from a model, which must not be read as markup."""
+    return text.replace("[", r"\[")
+
+
+def bytes_text(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError("unreachable")
+
+
+def count_text(number: float) -> str:
+    """1234567 -> 1.2 M"""
+    for unit in ("", " k", " M", " G", " T"):
+        if number < 1000 or unit == " T":
+            return f"{number:.0f}" if not unit else f"{number:.1f}{unit}"
+        number /= 1000
+    raise AssertionError("unreachable")

@@ -49,31 +49,27 @@ def _print(result: VerifyResult) -> None:
         table.add_row(check.name, check.dtype, *_figures(check), "[green]ok[/]" if check.ok else "[red]differs[/]")
     console.show(table)
     for dropped in result.dropped:
-        console.say(f"[yellow]shape dropped, the reference refuses it:[/] {_escape(dropped)}")
+        console.say(f"[yellow]shape dropped, the reference refuses it:[/] {console.escape(dropped)}")
     names = ", ".join(case.name for case in result.cases)
     if result.ok:
-        console.say(f"[green]the same[/] on {len(result.cases)} sets of inputs: {_escape(names)}")
+        console.say(f"[green]the same[/] on {len(result.cases)} sets of inputs: {console.escape(names)}")
         return
     for problem in result.problems:
-        console.say(f"[red]differs:[/] {_escape(problem)}")
+        console.say(f"[red]differs:[/] {console.escape(problem)}")
     if result.parting is not None:
         parting = result.parting
         console.say(
-            f"they part at [bold]{_escape(parting.value)}[/]: {_escape(parting.node_a)} in A, "
-            f"{_escape(parting.node_b)} in B (max abs {parting.check.max_abs:.3g}, {parting.check.problem}; "
+            f"they part at [bold]{console.escape(parting.value)}[/]: {console.escape(parting.node_a)} in A, "
+            f"{console.escape(parting.node_b)} in B (max abs {parting.check.max_abs:.3g}, {parting.check.problem}; "
             f"{parting.compared} values share a name)"
         )
     if result.note:
-        console.say(f"bisect: {_escape(result.note)}")
+        console.say(f"bisect: {console.escape(result.note)}")
 
 
 def _figures(check: OutputCheck) -> tuple[str, str, str, str]:
     needs = f"{check.needed_rtol:.1e} / {check.needed_atol:.1e}"
     return f"{check.max_abs:.3g}", f"{check.max_rel:.3g}", f"{check.cosine:.6f}", needs
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 def _as_json(result: VerifyResult) -> dict[str, object]:

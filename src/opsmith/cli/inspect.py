@@ -1,0 +1,103 @@
+"""opsmith inspect MODEL"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opsmith.cli import console
+from opsmith.measure import inputs
+from opsmith.measure.inspect import FolderInfo, ModelInfo, ValueInfo, inspect
+
+PANEL = "Road"
+ORDER = 11
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="A .onnx file, or a variant, model or pipeline folder.")],
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Count FLOPs at this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
+    ] = None,
+    flops: Annotated[bool, typer.Option(help="Count FLOPs; may run the model once to learn its shapes.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Show what is in a model: inputs, outputs, size, operators, FLOPs, dynamic dims."""
+    info = inspect(model, dims=inputs.parse_fixed(shape or []), count_flops=flops)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(info), indent=2))
+    elif isinstance(info, FolderInfo):
+        show_folder(info)
+    else:
+        show_model(info)
+
+
+def show_model(info: ModelInfo) -> None:
+    facts = console.table("", "")
+    facts.show_header = False
+    facts.add_row("model", info.path or "in memory")
+    facts.add_row("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in info.opsets.items()))
+    facts.add_row("parameters", f"{info.parameters:,}")
+    if info.size is not None:
+        external = f" with {', '.join(info.external)}" if info.external else ""
+        facts.add_row("on disk", console.bytes_text(info.size) + external)
+    if info.flops is not None:
+        at = ", ".join(f"{symbol}={value}" for symbol, value in info.flops_dims.items())
+        facts.add_row("FLOPs", console.count_text(info.flops) + (f" at {at}" if at else ""))
+    if info.producer:
+        facts.add_row("made by", info.producer)
+    if info.record:
+        parent = f" from {info.record['parent']}" if info.record.get("parent") else ""
+        facts.add_row("variant", f"{info.record.get('verb', '?')}{parent}, {info.record.get('created', '')}")
+    if info.functions:
+        facts.add_row("functions", ", ".join(info.functions))
+    console.show(facts)
+
+    values = console.table("", "name", "type", "shape", title="\ninputs and outputs")
+    for kind, group in (("in", info.inputs), ("out", info.outputs)):
+        for value in group:
+            values.add_row(kind, console.escape(value.name), value.dtype, console.escape(_shape(value)))
+    console.show(values)
+
+    if info.dynamic_dims:
+        dims = console.table("symbol", "where", title="\ndynamic dims")
+        for symbol, places in info.dynamic_dims.items():
+            more = f" and {len(places) - 4} more" if len(places) > 4 else ""
+            dims.add_row(console.escape(symbol), console.escape(", ".join(places[:4]) + more))
+        console.show(dims)
+
+    ops = console.table("op", ">count", ">FLOPs", ">share", title=f"\noperators ({info.nodes} nodes)")
+    for op in info.ops:
+        counted = info.flops is not None and op.op not in info.not_counted
+        share = f"{op.share:.1%}" if counted and op.flops else ""
+        ops.add_row(op.op, str(op.count), console.count_text(op.flops) if counted else "?", share)
+    console.show(ops)
+    if info.not_counted:
+        console.say(f"\nno FLOPs counted for {', '.join(info.not_counted)}")
+    elif info.flops_measured:
+        console.say("\nshapes were measured by one run")
+
+
+def show_folder(info: FolderInfo) -> None:
+    what = info.pipeline_class or info.kind
+    table = console.table(
+        "component", "variant", "made by", "from", ">on disk", ">test sets", title=f"{info.path}: {what}"
+    )
+    for component, variants in info.variants.items():
+        for index, v in enumerate(variants):
+            size = console.bytes_text(v.size)
+            table.add_row(component if index == 0 else "", v.name, v.verb, v.parent, size, str(v.test_sets))
+    if info.kind == "model folder":
+        table.columns.pop(0)
+    console.show(table)
+    if info.other:
+        console.say(f"also: {', '.join(info.other)}")
+
+
+def _shape(value: ValueInfo) -> str:
+    if value.shape is None:
+        return "any rank"
+    return "[" + ", ".join(map(str, value.shape)) + "]" if value.shape else "scalar"
