@@ -1,0 +1,131 @@
+"""`opsmith export`: a Hugging Face model -> a variant folder, proved equal to PyTorch.
+
+    source      id, folder or known config -> a folder in Hugging Face's layout     (source.py)
+    family      what graphs it gives, with which inputs and dynamic dims            (diffusion, causal_lm, ...)
+    trace       dynamo or torchscript -> ONNX, test data, verification              (trace.py)
+
+torch is imported here and in `training`, nowhere else, and only when an export runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from opsmith import progress, store
+from opsmith.errors import OpsmithError
+from opsmith.export import causal_lm, diffusion, encoder, segmentation, trace
+from opsmith.export import source as sources
+from opsmith.export.graph import Part, Plan
+
+_FAMILIES = (segmentation, encoder, causal_lm)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What an export wrote: the model or pipeline folder, and its variants."""
+
+    folder: Path
+    variants: Sequence[store.Variant]
+    remarks: Sequence[str] = ()
+
+    @property
+    def max_abs_error(self) -> float:
+        return max(v.record["verified"]["max_abs_error"] for v in self.variants)
+
+
+def export(
+    source: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
+    *,
+    exporter: str = "dynamo",
+    random_weights: bool = False,
+    seed: int = 0,
+    revision: str | None = None,
+    verbose: bool = False,
+) -> Exported:
+    """Export SOURCE into the model folder DEST, as the variant that bears the exporter's name.
+
+    SOURCE is a Hugging Face id or a folder in Hugging Face's layout. A Stable Diffusion pipeline becomes a
+    pipeline folder with a model folder per component. Nothing appears in DEST unless all of it verified.
+    """
+    if exporter not in trace.EXPORTERS:
+        raise OpsmithError(f"unknown exporter {exporter!r}", f"known: {', '.join(trace.EXPORTERS)}")
+    _need_torch()
+    target = Path(dest)
+    options = {"exporter": exporter, "random_weights": random_weights, "seed": seed}
+    if revision is not None:
+        options["revision"] = revision
+    with (
+        trace.quiet(verbose),
+        sources.open_source(os.fspath(source), random=random_weights, seed=seed, revision=revision) as opened,
+    ):
+        plan = _plan(opened)
+        made: list[Path] = []
+        with contextlib.ExitStack() as drafts:  # all variants move into place at the end, or none does
+            for part in plan.parts:
+                made.append(_write_part(part, target, opened, options, drafts, verbose=verbose))
+            _write_files(plan, opened, target)
+    return Exported(target, [store.Variant(store.find_model(folder)) for folder in made], _remarks(opened, target))
+
+
+def _need_torch() -> None:
+    missing = [name for name in ("torch", "transformers", "diffusers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise OpsmithError(f"export needs {' and '.join(missing)}", 'pip install "opsmith[export]"')
+
+
+def _plan(source: sources.Source) -> Plan:
+    if source.holds("model_index.json"):
+        return diffusion.plan(source)
+    config = source.config()
+    for family in _FAMILIES:
+        if family.accepts(config):
+            return family.plan(source)
+    kind = config.get("model_type") or config.get("_class_name") or "of unknown type"
+    raise OpsmithError(
+        f"{source.name} is {kind}, which export does not know",
+        "known: GPT-2 and Llama-type decoders, BERT-type encoders, CLIP, CLIPSeg, Stable Diffusion pipelines",
+    )
+
+
+def _write_part(
+    part: Part,
+    target: Path,
+    source: sources.Source,
+    options: dict[str, Any],
+    drafts: contextlib.ExitStack,
+    *,
+    verbose: bool,
+) -> Path:
+    folder = target / part.name / str(options["exporter"])
+    draft = drafts.enter_context(store.new_variant(folder, verb="export", parent=source.name, options=options))
+    with progress.task(f"export {part.name or target.name}") as step:
+        trace.write(part.load, draft, exporter=str(options["exporter"]), seed=source.seed, verbose=verbose, step=step)
+    return folder
+
+
+def _write_files(plan: Plan, source: sources.Source, target: Path) -> None:
+    """Configs, tokenizer, scheduler: beside the variants, as Hugging Face has them."""
+    jsons = {f"{part.name}/config.json": part.config for part in plan.parts if part.config} | dict(plan.written)
+    for path, content in jsons.items():
+        file = target / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    for copied in plan.copies:
+        origin, there = source.folder / copied, target / copied
+        if origin.is_dir():
+            shutil.copytree(origin, there, dirs_exist_ok=True)
+        else:
+            shutil.copyfile(origin, there)
+
+
+def _remarks(source: sources.Source, target: Path) -> list[str]:
+    return []

@@ -1,0 +1,60 @@
+"""CLIPSeg: a picture and a phrase -> a mask.
+
+pixel_values [B,3,H,W] (H, W of the config), input_ids, attention_mask [B,S] -> logits [B,H,W]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from opsmith.export import source as sources
+from opsmith.export.encoder import causal_mask, padding_mask
+from opsmith.export.graph import Graph, Part, Plan, Sizes
+
+if TYPE_CHECKING:
+    import torch
+
+
+def accepts(config: dict[str, Any]) -> bool:
+    return config.get("model_type") == "clipseg"
+
+
+def plan(source: sources.Source) -> Plan:
+    copies = [*source.tokenizer_files(), *source.present("preprocessor_config.json")]
+    return Plan([Part("", lambda: _load(source), source.config())], copies)
+
+
+def _load(source: sources.Source) -> Graph:
+    from transformers import CLIPSegForImageSegmentation
+
+    model = sources.load_transformers(source, CLIPSegForImageSegmentation)
+    vision, text = model.config.vision_config, model.config.text_config
+
+    def example(sizes: Sizes, random: torch.Generator) -> Sequence[torch.Tensor]:
+        import torch
+
+        batch, sequence = sizes["batch"], sizes["sequence"]
+        pixels = torch.randn(batch, 3, vision.image_size, vision.image_size, generator=random)
+        end = text.eos_token_id if text.eos_token_id != 2 else text.vocab_size - 1
+        ids = torch.randint(3, min(text.vocab_size, end) - 1, (batch, sequence), generator=random)
+        ids[:, -1] = end
+        return [pixels, ids, padding_mask(batch, sequence)]
+
+    def original(model: Any, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+        return [model(input_ids=ids, pixel_values=pixels, attention_mask=mask).logits]
+
+    def forward(model: Any, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+        return original(model, pixels, ids, causal_mask(ids, mask))
+
+    dims = {0: "batch", 1: "sequence"}
+    return Graph(
+        model=model,
+        inputs={"pixel_values": {0: "batch"}, "input_ids": dims, "attention_mask": dims},
+        outputs={"logits": {0: "batch"}},
+        forward=forward,
+        original=original,
+        example=example,
+        trace_at={"batch": 2, "sequence": 7},
+        cases=[{"batch": 1, "sequence": 8}, {"batch": 2, "sequence": 5}],
+    )

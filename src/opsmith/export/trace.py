@@ -1,0 +1,263 @@
+"""One graph -> one ONNX file that is proved to equal PyTorch.
+
+The order is what keeps memory low: PyTorch's answers first, then the file, written straight from torch's own
+storage, then the module is freed, and only then ONNX Runtime opens the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import re
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from opsmith import session, store
+from opsmith.errors import NotTheSame, OpsmithError
+from opsmith.export.graph import Graph, Sizes
+
+if TYPE_CHECKING:
+    import torch
+
+EXPORTERS = ("dynamo", "torchscript")
+RTOL, ATOL = 1e-3, 1e-4
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def write(
+    load: Callable[[], Graph], draft: store.Draft, *, exporter: str, seed: int, verbose: bool, step: Callable[..., None]
+) -> None:
+    """Export into the draft with test data, and store what was proved in its record."""
+    import torch
+
+    clock = _Clock()
+    step("loading", advance=0)
+    with quiet(verbose):
+        graph = load()
+        clock("load")
+        step("running PyTorch", advance=0)
+        cases = [(sizes, *_run_pytorch(graph, sizes, seed + i)) for i, sizes in enumerate(graph.cases)]
+        clock("pytorch")
+        step("exporting", advance=0)
+        try:
+            model = _EXPORT[exporter](graph, seed, draft)
+        except (OpsmithError, MemoryError, OSError):
+            raise
+        except Exception as error:
+            first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+            raise OpsmithError(
+                f"the {exporter} exporter failed: {type(error).__name__}: {first[:300]}",
+                "try the other --exporter; --verbose shows its log",
+            ) from error
+        _tidy(model, graph, cases[0][1] | cases[0][2])
+        clock("export")
+        step("writing", advance=0)
+        store.save_model(model, draft.path)
+        store.write_test_data(draft.folder, cases[0][1], cases[0][2])
+        clock("write")
+    outputs = list(graph.outputs)
+    del graph, model
+    release_memory()
+    step("verifying", advance=0)
+    results = _verify(draft.path, cases, outputs)
+    clock("verify")
+    draft.record["versions"]["torch"] = torch.__version__
+    draft.record["timings"] = clock.seconds
+    draft.record["verified"] = {"against": "PyTorch", "rtol": RTOL, "atol": ATOL} | results
+
+
+class _Clock:
+    """Seconds since the last call, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def __call__(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[name] = round(now - self._last, 2)
+        self._last = now
+
+
+def _run_pytorch(graph: Graph, sizes: Sizes, seed: int) -> tuple[Arrays, Arrays]:
+    import torch
+
+    inputs = graph.example(sizes, torch.Generator().manual_seed(seed))
+    before = [t.clone() for t in inputs]
+    with torch.no_grad():
+        outputs = graph.reference(inputs)
+    arrays = {name: t.numpy() for name, t in zip(graph.inputs, before)}
+    return arrays, {name: t.contiguous().numpy() for name, t in zip(graph.outputs, outputs)}
+
+
+# --- the two exporters -----------------------------------------------------------------------------------
+
+
+def _module(graph: Graph) -> torch.nn.Module:
+    import torch
+
+    class Traced(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = graph.model
+
+        def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(graph.forward(self.model, *inputs))
+
+    return Traced().eval()
+
+
+def _dynamo(graph: Graph, seed: int, draft: store.Draft) -> ir.Model:
+    import torch
+
+    inputs = tuple(graph.example(graph.trace_at, torch.Generator().manual_seed(seed)))
+    with torch.no_grad():
+        program = torch.onnx.export(
+            _module(graph),
+            inputs,
+            dynamo=True,
+            input_names=list(graph.inputs),
+            output_names=list(graph.outputs),
+            dynamic_shapes={"inputs": tuple({a: _identifier(n) for a, n in d.items()} for d in graph.inputs.values())},
+            verbose=False,
+        )
+    if program is None:
+        raise OpsmithError("the dynamo exporter gave no model")
+    return program.model  # its weights are views of torch's storage
+
+
+def _torchscript(graph: Graph, seed: int, draft: store.Draft) -> ir.Model:
+    import torch
+
+    inputs = tuple(graph.example(graph.trace_at, torch.Generator().manual_seed(seed)))
+    # Beside the draft, so that gigabytes of weights move within one file system; removed with the draft at the latest.
+    folder = Path(tempfile.mkdtemp(prefix="torchscript.", dir=draft.folder))
+    with torch.no_grad():
+        torch.onnx.export(
+            _module(graph),
+            inputs,
+            str(folder / "model.onnx"),
+            dynamo=False,
+            input_names=list(graph.inputs),
+            output_names=list(graph.outputs),
+            dynamic_axes={name: {a: _identifier(n) for a, n in d.items()} for name, d in graph.inputs.items() if d},
+            opset_version=18,
+            verbose=False,
+        )
+    return ir.load(folder / "model.onnx")
+
+
+_EXPORT: dict[str, Callable[[Graph, int, store.Draft], ir.Model]] = {"dynamo": _dynamo, "torchscript": _torchscript}
+
+
+def _identifier(dim: str) -> str:
+    """Exporters take identifiers only: `past + sequence` -> `past_sequence`, renamed back in `_tidy`."""
+    return re.sub(r"\W+", "_", dim)
+
+
+def _tidy(model: ir.Model, graph: Graph, arrays: Arrays) -> None:
+    """Dims under the names that the family gave them, and no paths of this machine in the file."""
+
+    for graph_or_function in (model.graph, *(f.graph for f in model.functions.values())):
+        for node in graph_or_function.all_nodes():
+            node.metadata_props.clear()  # stack traces with this machine's paths
+            node.doc_string = None
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    model.graph.doc_string = model.doc_string = None
+    for values, dims in ((model.graph.inputs, graph.inputs), (model.graph.outputs, graph.outputs)):
+        for value in values:
+            _name_dims(value, dims[value.name or ""], arrays[value.name or ""].shape)
+
+
+def _name_dims(value: ir.Value, names: Mapping[int, str], shape: Sequence[int]) -> None:
+    """Dynamic dims by name, all others with the size they always have, which torchscript forgets."""
+    for axis, dim in enumerate(value.shape or ()):
+        if isinstance(dim, int) and axis in names:
+            raise OpsmithError(f"the exporter made dim {axis} ({names[axis]}) of {value.name} a constant")
+    value.shape = ir.Shape([names.get(axis, size) for axis, size in enumerate(shape)])
+
+
+# --- verification ----------------------------------------------------------------------------------------
+
+
+def _verify(path: Path, cases: Sequence[tuple[Sizes, Arrays, Arrays]], outputs: Sequence[str]) -> dict[str, Any]:
+    """Run every case on ONNX Runtime; raise where an element is off by more than atol + rtol * |expected|."""
+    runner = session.load(path)
+    names = [o.name for o in runner.get_outputs()]
+    if names != list(outputs):
+        raise OpsmithError(f"the exporter gave the outputs {names}, not {list(outputs)}")
+    reports, worst = [], 0.0
+    for sizes, inputs, expected in cases:
+        results = dict(zip(names, session.run(runner, inputs)))
+        report = {name: _compare(name, results[name], expected[name], sizes) for name in names}
+        worst = max(worst, *report.values())
+        reports.append({"sizes": dict(sizes), "max_abs_error": max(report.values())})
+    return {"max_abs_error": worst, "cases": reports}
+
+
+def _compare(name: str, got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], sizes: Sizes) -> float:
+    """The largest absolute error of one output."""
+    where = f"{name} at {', '.join(f'{k}={v}' for k, v in sizes.items())}"
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        raise NotTheSame(f"{where}: ONNX gives {got.dtype}{got.shape}, PyTorch {expected.dtype}{expected.shape}")
+    if not np.isfinite(expected).all():
+        raise NotTheSame(f"{where}: PyTorch gives NaN or infinity")
+    error = np.abs(got - expected)
+    over = error - (ATOL + RTOL * np.abs(expected))
+    if not (over <= 0).all():  # NaN fails too
+        worst = np.unravel_index(int(np.nanargmax(over)), over.shape) if not np.isnan(over).all() else ()
+        place = [int(i) for i in worst]
+        raise NotTheSame(
+            f"{where}: ONNX differs from PyTorch beyond rtol {RTOL} atol {ATOL}: "
+            f"{got[worst]:.6g} against {expected[worst]:.6g} at {place}"
+        )
+    return float(error.max(initial=0.0))
+
+
+# --- housekeeping ----------------------------------------------------------------------------------------
+
+
+def release_memory() -> None:
+    """Give freed weights back to the system; glibc would keep them for the next allocation."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+@contextlib.contextmanager
+def quiet(verbose: bool) -> Iterator[None]:
+    """Silence what torch and its friends say on the way, unless it was asked for."""
+    if verbose:
+        yield
+        return
+    names = (
+        "torch",
+        "torch.onnx",
+        "torch.export",
+        "transformers",
+        "diffusers",
+        "onnxscript",
+        "onnx_ir",
+        "huggingface_hub",
+    )
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels):
+                logger.setLevel(level)

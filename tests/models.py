@@ -1,0 +1,362 @@
+"""Tiny models with random weights, in Hugging Face's layout and exported by both exporters, for every test.
+
+    tiny_source("gpt2")              -> folder with config.json, model.safetensors, tokenizer files
+    tiny_model("gpt2", "dynamo")     -> exported model folder (holds the variant folder `dynamo`)
+    tiny_pipeline("torchscript")     -> exported Stable Diffusion pipeline folder
+
+Built once and kept in the user's cache folder under a key made from this file, the exporter's code and the versions
+of the libraries involved, so that a second run costs nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import platformdirs
+
+import opsmith
+
+EXPORTERS = ("dynamo", "torchscript")
+_SOURCE = Path(opsmith.__file__).parent
+
+
+@functools.cache
+def cache_folder() -> Path:
+    """Where tests keep what is expensive to make or fetch; OPSMITH_TEST_CACHE overrides the user's cache folder."""
+    given = os.environ.get("OPSMITH_TEST_CACHE")
+    folder = Path(given) if given else Path(platformdirs.user_cache_dir("opsmith-tests"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@functools.cache
+def _key() -> str:
+    digest = hashlib.sha256()
+    for file in [Path(__file__), *sorted((_SOURCE / "export").rglob("*.py")), _SOURCE / "store.py"]:
+        digest.update(file.read_bytes())
+    for package in ("torch", "transformers", "diffusers", "onnx", "onnx-ir", "onnxscript"):
+        digest.update(importlib.metadata.version(package).encode())
+    return digest.hexdigest()[:16]
+
+
+def _once(name: str, make: Callable[[Path], None]) -> Path:
+    """The folder `name` of the cache, made in a temporary place and moved in whole; safe with several test workers."""
+    home = cache_folder() / f"tiny-{_key()}"
+    target = home / name
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for old in cache_folder().glob("tiny-*"):
+        if old != home and old.stat().st_mtime < home.stat().st_mtime - 3 * 86400:
+            shutil.rmtree(old, ignore_errors=True)
+    # The last path component is kept: a variant's file is named after its model folder.
+    temporary = Path(tempfile.mkdtemp(prefix=".making.", dir=home))
+    try:
+        made = temporary / target.name
+        make(made)
+        try:
+            made.rename(target)
+        except OSError:
+            if not target.exists():  # else another worker was faster
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+# --- the models ------------------------------------------------------------------------------------------
+
+TINY = ("gpt2", "llama", "bert", "clip", "clipseg")
+VOCABULARY = 514  # bytes, bytes that end a word, start and end
+
+
+def tiny_source(name: str) -> Path:
+    """A tiny model as Hugging Face would store it; `name` is one of TINY, or stable-diffusion / -inpainting."""
+    return _once(f"source/tiny-{name}", functools.partial(_write_source, name))
+
+
+def tiny_model(name: str, exporter: str = "dynamo") -> Path:
+    """A tiny model, exported: the model folder. CLIP gives two in it, text_model and vision_model."""
+    source = tiny_source(name)
+    target = f"{exporter}/tiny-{name}"
+    return _once(target, lambda folder: opsmith.export(source, folder, exporter=exporter))
+
+
+def tiny_variant(name: str, exporter: str = "dynamo", part: str = "") -> Path:
+    """The variant folder of a tiny model, e.g. tiny_variant("stable-diffusion", part="unet")."""
+    return tiny_model(name, exporter) / part / exporter
+
+
+def tiny_pipeline(exporter: str = "dynamo", *, inpainting: bool = False) -> Path:
+    """A tiny Stable Diffusion pipeline, exported; 32 x 32 pixels, latents of 16 x 16."""
+    return tiny_model("stable-diffusion-inpainting" if inpainting else "stable-diffusion", exporter)
+
+
+def _write_source(name: str, folder: Path) -> None:
+    import torch
+
+    folder.mkdir()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(len(name))
+        _WRITERS[name](folder)
+
+
+def _gpt2(folder: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=128, n_embd=64, n_layer=2, n_head=4, bos_token_id=512, eos_token_id=513
+    )
+    _lively(GPT2LMHeadModel(config)).save_pretrained(folder)
+    _byte_tokenizer(folder, "GPT2TokenizerFast", "<|endoftext|>")
+
+
+def _llama(folder: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,  # grouped-query attention
+        max_position_embeddings=128,
+        bos_token_id=512,
+        eos_token_id=513,
+    )
+    _lively(LlamaForCausalLM(config)).save_pretrained(folder)
+    _byte_tokenizer(folder, "PreTrainedTokenizerFast", "</s>")
+
+
+def _bert(folder: Path) -> None:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=300,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=96,
+        max_position_embeddings=128,
+    )
+    _lively(BertModel(config)).save_pretrained(folder)
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-"
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{c}" for c in letters)]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "do_lower_case": True})
+
+
+_CLIP_TEXT = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 77,
+    "bos_token_id": 512,
+    "eos_token_id": 513,
+    "pad_token_id": 513,
+    "projection_dim": 32,
+    "hidden_act": "quick_gelu",
+}
+_CLIP_VISION = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+    "projection_dim": 32,
+    "hidden_act": "quick_gelu",
+}
+
+
+def _clip(folder: Path) -> None:
+    from transformers import CLIPConfig, CLIPModel
+
+    config = CLIPConfig(text_config=_CLIP_TEXT, vision_config=_CLIP_VISION, projection_dim=32)
+    _lively(CLIPModel(config), 2.0).save_pretrained(folder)
+    _clip_tokenizer(folder)
+    _write_json(folder / "preprocessor_config.json", _preprocessor(32, [0.481, 0.458, 0.408], [0.269, 0.261, 0.276]))
+
+
+def _clipseg(folder: Path) -> None:
+    from transformers import CLIPSegConfig, CLIPSegForImageSegmentation
+
+    config = CLIPSegConfig(
+        text_config=_CLIP_TEXT,
+        vision_config=_CLIP_VISION,
+        projection_dim=32,
+        extract_layers=[0, 1, 2],
+        reduce_dim=32,
+        decoder_num_attention_heads=4,
+        decoder_intermediate_size=64,
+    )
+    _lively(CLIPSegForImageSegmentation(config), 2.0).save_pretrained(folder)
+    _clip_tokenizer(folder)
+    _write_json(folder / "preprocessor_config.json", _preprocessor(32, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+
+
+def _stable_diffusion(folder: Path, channels: int = 4) -> None:
+    from diffusers import AutoencoderKL, PNDMScheduler, UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    unet = UNet2DConditionModel(
+        sample_size=16,
+        in_channels=channels,
+        out_channels=4,
+        layers_per_block=1,
+        block_out_channels=(32, 64),
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        cross_attention_dim=64,
+        attention_head_dim=4,
+        norm_num_groups=8,
+    )
+    vae = AutoencoderKL(
+        sample_size=32,
+        block_out_channels=(16, 32),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=4,
+        norm_num_groups=8,
+    )
+    text = CLIPTextModel(CLIPTextConfig(**_CLIP_TEXT))
+    _lively(unet, 1.0).save_pretrained(folder / "unet")
+    _lively(vae, 1.0).save_pretrained(folder / "vae")
+    _lively(text).save_pretrained(folder / "text_encoder")
+    PNDMScheduler(
+        beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", skip_prk_steps=True, steps_offset=1
+    ).save_pretrained(folder / "scheduler")
+    (folder / "tokenizer").mkdir()
+    _clip_tokenizer(folder / "tokenizer")
+    inpainting = channels == 9
+    _write_json(
+        folder / "model_index.json",
+        {
+            "_class_name": "StableDiffusionInpaintPipeline" if inpainting else "StableDiffusionPipeline",
+            "_diffusers_version": "0.31.0",
+            "feature_extractor": [None, None],
+            "image_encoder": [None, None],
+            "requires_safety_checker": False,
+            "safety_checker": [None, None],
+            "scheduler": ["diffusers", "PNDMScheduler"],
+            "text_encoder": ["transformers", "CLIPTextModel"],
+            "tokenizer": ["transformers", "CLIPTokenizer"],
+            "unet": ["diffusers", "UNet2DConditionModel"],
+            "vae": ["diffusers", "AutoencoderKL"],
+        },
+    )
+
+
+_WRITERS: dict[str, Callable[[Path], None]] = {
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "bert": _bert,
+    "clip": _clip,
+    "clipseg": _clipseg,
+    "stable-diffusion": _stable_diffusion,
+    "stable-diffusion-inpainting": functools.partial(_stable_diffusion, channels=9),
+}
+
+
+def _lively(model, factor=4.0):  # type: ignore[no-untyped-def]
+    """Weights large enough that attention is not uniform: a wrong mask or order must show in the outputs.
+
+    Biases and norms leave their zeros and ones too; exporters would drop them from the graph as no-ops.
+    """
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(factor)
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model
+
+
+# --- tokenizers ------------------------------------------------------------------------------------------
+
+
+def _bytes_to_unicode() -> list[str]:
+    """The printable character that stands for each byte in byte-level BPE, in the order of GPT-2's vocabulary."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [b for b in range(256) if b not in printable]
+    return [chr(b) for b in printable] + [chr(256 + i) for i in range(len(others))]
+
+
+def _byte_tokenizer(folder: Path, kind: str, end: str) -> None:
+    """A byte-level BPE without merges: one token per byte."""
+    characters = _bytes_to_unicode()
+    vocabulary = {c: i for i, c in enumerate([*characters, *(f"{c}</w>" for c in characters), "<|startoftext|>", end])}
+    _write_json(folder / "vocab.json", vocabulary)
+    (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([end])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_json(
+        folder / "tokenizer_config.json",
+        {"tokenizer_class": kind, "bos_token": end, "eos_token": end, "unk_token": end, "model_max_length": 128},
+    )
+
+
+def _clip_tokenizer(folder: Path) -> None:
+    """CLIP's BPE with its first merges only: letters, and letters that end a word."""
+    characters = _bytes_to_unicode()
+    words = [*characters, *(f"{c}</w>" for c in characters), "<|startoftext|>", "<|endoftext|>"]
+    _write_json(folder / "vocab.json", {w: i for i, w in enumerate(words)})
+    (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "CLIPTokenizer",
+            "model_max_length": 77,
+            "bos_token": "<|startoftext|>",
+            "eos_token": "<|endoftext|>",
+            "unk_token": "<|endoftext|>",
+            "pad_token": "<|endoftext|>",
+            "do_lower_case": True,
+            "errors": "replace",
+        },
+    )
+    _write_json(
+        folder / "special_tokens_map.json",
+        {
+            "bos_token": "<|startoftext|>",
+            "eos_token": "<|endoftext|>",
+            "unk_token": "<|endoftext|>",
+            "pad_token": "<|endoftext|>",
+        },
+    )
+
+
+def _preprocessor(size: int, mean: list[float], std: list[float]) -> dict[str, object]:
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "size": {"height": size, "width": size},
+        "rescale_factor": 1 / 255,
+        "image_mean": mean,
+        "image_std": std,
+        "resample": 2,
+    }
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
