@@ -201,7 +201,7 @@ def _clipseg(folder: Path) -> None:
         decoder_num_attention_heads=4,
         decoder_intermediate_size=64,
     )
-    _lively(CLIPSegForImageSegmentation(config), 2.0).save_pretrained(folder)
+    _lively(CLIPSegForImageSegmentation(config), 1.0).save_pretrained(folder)
     _clip_tokenizer(folder)
     _write_json(folder / "preprocessor_config.json", _preprocessor(32, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
 
