@@ -1,14 +1,19 @@
 // The kernels under C names, so that test_pack.py can hand them what compile/pack.py packed.
-#include "gemm.hpp"
+#include "conv.hpp"
 
 using namespace opsmith;
 
+static auto plain = [](F sum, Row, i64, auto) { return sum; };
 static constexpr Pool serial{nullptr, nullptr, 1};
 
 extern "C" {
 int lanes() { return static_cast<int>(W); }
 
 void gemm_f32(i64 M, i64 N, i64 K, const float* a, const float* packed, float* c) {
-  gemm(serial, M, N, K, a, K, packed, c, N, [](F sum, Row, i64, auto) { return sum; });
+  gemm(serial, M, N, K, a, K, packed, c, N, plain);
+}
+
+void conv2d_f32(const ConvShape* s, const float* x, const float* packed, float* y, void* workspace) {
+  conv2d(serial, *s, x, packed, y, workspace, plain);
 }
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opsmith.compile.pack import pack_gemm
+from opsmith.compile.pack import pack_conv2d, pack_gemm
 from opsmith.errors import OpsmithError
 
 HERE = Path(__file__).parent
@@ -35,6 +35,37 @@ def _call(function: object, *arguments: object) -> None:
     function(*converted)  # type: ignore[operator]
 
 
+def _conv_shape(
+    x: np.ndarray, w: np.ndarray, stride: int = 1, pad: int = 0, dilation: int = 1, groups: int = 1
+) -> np.ndarray:
+    """ConvShape in conv.hpp for x NHWC and w OIHW."""
+    (n, h, wd, c), (o, _, kh, kw) = x.shape, w.shape
+    oh = (h + 2 * pad - dilation * (kh - 1) - 1) // stride + 1
+    ow = (wd + 2 * pad - dilation * (kw - 1) - 1) // stride + 1
+    fields = [n, h, wd, c, oh, ow, o, kh, kw, stride, stride, pad, pad, dilation, dilation, groups, 0, 0, 1]
+    return np.array(fields, np.int64)
+
+
+def _conv(
+    x: np.ndarray, w: np.ndarray, stride: int = 1, pad: int = 0, dilation: int = 1, groups: int = 1
+) -> np.ndarray:
+    """Convolution of x NHWC with w OIHW by its definition, in double precision; NHWC."""
+    _, _, _, _, oh, ow, o, kh, kw, *_ = _conv_shape(x, w, stride, pad, dilation, groups).tolist()
+    padded = np.pad(x.astype(np.float64), ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    y = np.zeros((x.shape[0], oh, ow, o))
+    per_out, per_in = o // groups, w.shape[1]
+    for g in range(groups):
+        out, into = slice(g * per_out, (g + 1) * per_out), slice(g * per_in, (g + 1) * per_in)
+        for i in range(kh):
+            for j in range(kw):
+                top, left = i * dilation, j * dilation
+                seen = padded[
+                    :, top : top + (oh - 1) * stride + 1 : stride, left : left + (ow - 1) * stride + 1 : stride
+                ]
+                y[..., out] += seen[..., into] @ w[out, :, i, j].T
+    return y
+
+
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (3, 47, 5), (9, 48, 17), (5, 131, 8), (2, 16, 0)])
 def test_packed_gemm_weight_gives_the_matrix_product(library: ctypes.CDLL, m: int, n: int, k: int) -> None:
     rng = np.random.default_rng(m * n + k)
@@ -42,6 +73,19 @@ def test_packed_gemm_weight_gives_the_matrix_product(library: ctypes.CDLL, m: in
     c = np.full((m, n), np.nan, np.float32)
     _call(library.gemm_f32, m, n, k, a, pack_gemm(b, library.lanes()), c)
     np.testing.assert_allclose(c, a @ b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("channels", "out"), [(4, 6), (10, 100)])
+def test_packed_conv_weight_gives_the_convolution(library: ctypes.CDLL, channels: int, out: int, groups: int) -> None:
+    rng = np.random.default_rng(channels)
+    x = rng.standard_normal((2, 7, 6, channels), np.float32)
+    w = rng.standard_normal((out, channels // groups, 3, 2), np.float32)
+    want = _conv(x, w, stride=2, pad=1, dilation=2, groups=groups)
+    y, workspace = np.full(want.shape, np.nan, np.float32), np.empty(4096, np.float32)
+    shape = _conv_shape(x, w, stride=2, pad=1, dilation=2, groups=groups)
+    _call(library.conv2d_f32, shape, x, pack_conv2d(w, groups, library.lanes()), y, workspace)
+    np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
 
 
 def test_a_weight_of_the_wrong_rank_is_refused() -> None:

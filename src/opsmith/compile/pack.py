@@ -39,3 +39,10 @@ def pack_gemm(b: Array, lanes: int) -> Array:
     rest = np.zeros((k, -(-(n - whole) // lanes) * lanes), dtype=b.dtype)
     rest[:, : n - whole] = b[:, whole:]
     return np.concatenate([panels, rest.reshape(-1)])
+
+
+def pack_conv2d(w: Array, groups: int, lanes: int) -> Array:
+    """Conv weight [O, C/groups, KH, KW] -> one packed B [KH*KW*C/groups, O/groups] per group. conv.hpp: conv2d."""
+    o, c, kh, kw = w.shape
+    per_group = w.reshape(groups, o // groups, c, kh, kw).transpose(0, 3, 4, 2, 1)  # [G, KH, KW, C/G, O/G]
+    return np.concatenate([pack_gemm(g.reshape(kh * kw * c, o // groups), lanes) for g in per_group])

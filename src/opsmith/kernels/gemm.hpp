@@ -12,31 +12,26 @@
 
 namespace opsmith {
 
-// One task: rows [row_begin, row_end) by panels [panel_begin, panel_end). A panel of B meets all rows before the
-// next one, so it is read once from far memory. c points at row 0, column 0 of the rows' item; walk at row_begin.
+// One task: rows [row_begin, row_end) of A by panels [panel_begin, panel_end). A panel of B meets all rows before the
+// next one, so that it is read once from far memory. Row m of A is row `number + m - row_begin` of the output.
 template <class TA, class TB, class TC, class Ep>
 void gemm_block(i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end, i64 N, i64 K, const TA* A, i64 lda,
-                const TB* packed, TC* C, i64 ldc, RowWalk walk, Ep& ep) {
-  const TA* rows[max_row_block];
+                const TB* packed, TC* C, i64 ldc, i64 number, i64 rows_per_item, Ep& ep) {
+  const TA* sources[max_row_block];
+  Row rows[max_row_block];
   float tile[gemm_mr * gemm_nr];
-  const i64 step = max_row_block;
-  for (i64 first = row_begin; first < row_end; first += step) {
-    i64 count = min(step, row_end - first);
-    for (i64 r = 0; r < count; ++r) rows[r] = A + (first + r) * lda;
+  for (i64 first = row_begin; first < row_end; first += max_row_block) {
+    i64 count = min(max_row_block, row_end - first);
+    for (i64 r = 0; r < count; ++r) sources[r] = A + (first + r) * lda;
+    number_rows(number + first - row_begin, count, rows_per_item, rows);
     TileRows heights(count);
     for (i64 p = panel_begin; p < panel_end; ++p) {
       i64 column = p * gemm_nr, vectors = panel_vectors(N, p), columns = min(gemm_nr, N - column);
-      RowWalk at = walk;
-      i64 r = 0;
-      for (i64 i = 0; i < heights.tiles; ++i) {
-        i64 height = heights[i];
-        micro_for<TA, TB>(height, vectors)(rows + r, 0, 1, K, packed + column * K, tile, false);
-        finish_tile(tile, height, columns, at, column, C + (first + r) * ldc + column, ldc, ep);
-        for (i64 j = 0; j < height; ++j) at.next();
-        r += height;
+      for (i64 i = 0, r = 0; i < heights.tiles; r += heights[i++]) {
+        micro_for<TA, TB>(heights[i], vectors)(sources + r, 0, 1, K, packed + column * K, tile, false);
+        finish_tile(tile, rows + r, heights[i], columns, column, C, ldc, ep);
       }
     }
-    for (i64 j = 0; j < count; ++j) walk.next();
   }
 }
 
@@ -51,7 +46,7 @@ void gemm(const Pool& pool, i64 M, i64 N, i64 K, const TA* A, i64 lda, const TB*
   pool.parallel_for(t.tasks(), [&](i64 task) {
     i64 row = task / t.panel_blocks * t.row_block, panel = task % t.panel_blocks * t.panel_block;
     gemm_block(row, min(M, row + t.row_block), panel, min(panels, panel + t.panel_block), N, K, A, lda, packed, C, ldc,
-               RowWalk::at(row, rows_per_item), ep);
+               row, rows_per_item, ep);
   });
 }
 
@@ -142,9 +137,8 @@ void matmul(const Pool& pool, i64 batch, i64 M, i64 N, i64 K, const float* A, i6
     if (pack_in_task) {
       for (i64 p = panel; p < panel_end; ++p) pack_panel(B + item * b_batch, b_row, b_col, N, K, p, mine);
     }
-    RowWalk walk{{item * M + row, item}, INT64_MAX, INT64_MAX};
     gemm_block(row, min(M, row + t.row_block), panel, panel_end, N, K, A + item * a_batch, a_row, mine,
-               C + item * c_batch, ldc, walk, ep);
+               C + item * (c_batch - M * ldc), ldc, item * M + row, M, ep);
   });
 }
 

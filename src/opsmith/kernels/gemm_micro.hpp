@@ -112,37 +112,28 @@ OPSMITH_INLINE MicroFn<TA, TB> micro_for(i64 rows, i64 vectors) {
   return pick_micro<gemm_mr, TA, TB>(rows, vectors);
 }
 
-// What the rows of an output belong to: rows are numbered from 0, every `rows_per_item` of them are one batch item
-// or image. Walking is cheaper than dividing at each row.
-struct RowWalk {
-  Row row;
-  i64 left;  // rows of this item still to come, including this one
-  i64 rows_per_item;
-
-  static RowWalk at(i64 index, i64 rows_per_item) {
-    if (rows_per_item <= 0) return {{index, 0}, INT64_MAX, INT64_MAX};
-    i64 outer = index / rows_per_item;
-    return {{index, outer}, rows_per_item - (index - outer * rows_per_item), rows_per_item};
-  }
-  OPSMITH_INLINE void next() {
-    ++row.index;
-    if (--left == 0) ++row.outer, left = rows_per_item;
-  }
-};
-
-// Hands a finished tile to the epilogue and stores what it returns: c points at the tile's first row and column.
+// Hands a finished tile to the epilogue and stores what it returns at c[row.index * ldc + column].
 template <class TC, class Ep>
-OPSMITH_INLINE void finish_tile(const float* tile, i64 rows, i64 columns, RowWalk walk, i64 column, TC* c, i64 ldc,
+OPSMITH_INLINE void finish_tile(const float* tile, const Row* rows, i64 count, i64 columns, i64 column, TC* c, i64 ldc,
                                 Ep& ep) {
-  for (i64 r = 0; r < rows; ++r, walk.next()) {
+  for (i64 r = 0; r < count; ++r, tile += gemm_nr) {
+    TC* out = c + rows[r].index * ldc + column;
     i64 n = 0;
-    for (; n + W <= columns; n += W) {
-      store(c + r * ldc + n, ep(load(tile + r * gemm_nr + n, Full{}), walk.row, column + n, Full{}), Full{});
-    }
+    for (; n + W <= columns; n += W) store(out + n, ep(load(tile + n, Full{}), rows[r], column + n, Full{}), Full{});
     if (n < columns) {
       Tail lanes{columns - n};
-      store(c + r * ldc + n, ep(load(tile + r * gemm_nr + n, Full{}), walk.row, column + n, lanes), lanes);
+      store(out + n, ep(load(tile + n, Full{}), rows[r], column + n, lanes), lanes);
     }
+  }
+}
+
+// Rows numbered from `first`; every `rows_per_item` of them are one batch item or image (0: all belong to item 0).
+inline void number_rows(i64 first, i64 count, i64 rows_per_item, Row* rows) {
+  i64 outer = rows_per_item > 0 ? first / rows_per_item : 0;
+  i64 next = rows_per_item > 0 ? (outer + 1) * rows_per_item : INT64_MAX;
+  for (i64 r = 0; r < count; ++r) {
+    if (first + r == next) ++outer, next += rows_per_item;
+    rows[r] = {first + r, outer};
   }
 }
 

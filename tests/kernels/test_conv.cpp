@@ -1,0 +1,39 @@
+// conv2d against its reference: borders, strides, dilation, groups, upsampling, kernels too large for one pass.
+#include "conv_cases.hpp"
+
+using namespace opsmith;
+using namespace opsmith::test;
+
+static void check(const Pool& pool, Random& random, const ConvShape& s) {
+  i64 columns = s.out_channels / s.groups, depth = s.taps() * s.channels / s.groups;
+  check_conv(
+      "conv2d", pool, random, s, s.groups * packed_size(columns, depth), conv2d_workspace(s), 3e-6,
+      [](auto&&... x) { conv2d(x...); }, [](auto&&... x) { conv2d_reference(x...); });
+}
+
+int main() {
+  Random random;
+  Threads threads(3);
+  Pool one = serial(), three = threads.pool();
+  for (i64 kernel : {1, 2, 3, 5})
+    for (i64 stride : {1, 2, 3})
+      for (i64 pad : {0, 1, 2})
+        for (i64 dilation : {1, 2}) {
+          check(one, random, conv_shape(1, 11, 10, 3, 5, kernel, stride, pad, dilation));
+          check(three, random, conv_shape(2, 9, 13, 7, 50, kernel, stride, pad, dilation));
+        }
+  for (i64 groups : {1, 2, 4, 12}) check(three, random, conv_shape(2, 6, 7, 12, 24, 3, 2, 1, 1, groups));
+  for (i64 kernel : {1, 3}) check(three, random, conv_shape(2, 5, 6, 9, 17, kernel, 1, kernel / 2, 1, 1, 2));
+  check(three, random, conv_shape(1, 3, 4, 2, 3, 3, 1, 1, 1, 1, 3));
+  check(three, random, conv_shape(1, 20, 20, 64, 100, 3, 1, 1));
+  check(three, random, conv_shape(1, 5, 5, 1300, 20, 3, 1, 1));  // several passes over kernel positions
+  check(three, random, conv_shape(1, 40, 40, 1, 3, 33, 1, 16));  // more pointers than one table holds
+  check(one, random, conv_shape(0, 5, 5, 4, 4, 3, 1, 1));
+  check(one, random, conv_shape(1, 5, 5, 4, 0, 3, 1, 1));
+  check(one, random, conv_shape(1, 5, 5, 0, 4, 3, 1, 1));  // no input channels: only the epilogue
+  check(one, random, conv_shape(1, 4, 4, 4, 40, 1));
+  ConvShape uneven = conv_shape(1, 8, 9, 5, 6, 3);
+  uneven.kernel_w = 2, uneven.pad_left = 2, uneven.stride_w = 2, uneven.out_width = 6, uneven.out_height = 7, uneven.pad_top = 1;
+  check(three, random, uneven);
+  return finish();
+}
