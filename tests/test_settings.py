@@ -69,3 +69,10 @@ def test_a_named_file_must_exist(config: Path) -> None:
     config.unlink()
     with pytest.raises(OpsmithError, match="does not exist"):
         settings.get()
+
+
+def test_cache_folders_are_made_and_marked(config: Path, tmp_path: Path) -> None:
+    config.write_text(f'cache = "{tmp_path / "c"}"')
+    folder = settings.cache_folder("build")
+    assert folder == tmp_path / "c" / "build" and folder.is_dir()
+    assert (tmp_path / "c" / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")

@@ -105,6 +105,20 @@ def get(**command_line: Any) -> Settings:
     return Settings(**values, sources=sources)
 
 
+CACHE_MARK = "CACHEDIR.TAG"  # the usual mark of a cache folder: backups skip it, `doctor --clean` trusts it
+
+
+def cache_folder(name: str) -> Path:
+    """The folder NAME inside the cache, made if it is not there."""
+    root = get().cache
+    folder = root / name
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = root / CACHE_MARK
+    if not mark.exists():
+        mark.write_text("Signature: 8a477f597d28d172789f06886806bc55\n# Made by Opsmith.\n", encoding="utf-8")
+    return folder
+
+
 def _from_environment() -> dict[str, str]:
     found = {}
     for name, value in os.environ.items():

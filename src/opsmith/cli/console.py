@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 
 from opsmith import progress
@@ -40,8 +41,13 @@ def table(*columns: str, title: str | None = None) -> Table:
     return t
 
 
-def show(t: Table) -> None:
+def show(t: RenderableType) -> None:
     out.print(t)
+
+
+def indented(t: Table) -> Padding:
+    """A table that belongs to the line above it."""
+    return Padding(t, (0, 0, 0, 12))
 
 
 def escape(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +151,8 @@ def _parameters(model: ir.Model) -> int:
     for node in model.graph.all_nodes():
         if node.op_type == "Constant" and (attribute := node.attributes.get("value")) is not None:
             tensors.append(attribute.value)
-    return sum(
-        math.prod(t.shape)  # type: ignore[arg-type]
-        for t in tensors
-        if t is not None and (t.dtype.is_floating_point() or t.dtype.bitwidth < 32)
-    )
+    kept = [t for t in tensors if t is not None and (t.dtype.is_floating_point() or t.dtype.bitwidth < 32)]
+    return sum(t.size for t in kept)
 
 
 def _ops(model: ir.Model, cost: Cost | None) -> tuple[OpCount, ...]:

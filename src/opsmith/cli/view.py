@@ -1,0 +1,32 @@
+"""opsmith view MODEL"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opsmith import store
+from opsmith.cli import console
+from opsmith.errors import OpsmithError
+
+PANEL = "Road"
+ORDER = 12
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="A variant folder or .onnx file.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open a browser window.")] = True,
+) -> None:
+    """Open a model's graph in Netron (extra: view). Ends with Ctrl-C."""
+    path = store.find_model(model)
+    store.read_proto(path)
+    try:
+        import netron
+    except ImportError:
+        raise OpsmithError("Netron is not installed", 'pip install "opsmith[view]"') from None
+    host, actual = netron.start(str(path), address=("localhost", port) if port else None, browse=browser)
+    console.say(f"{path} at http://{host}:{actual}, Ctrl-C to end")
+    netron.wait()

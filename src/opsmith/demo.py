@@ -1,0 +1,280 @@
+"""The demo: the whole road on a small model that is built here, offline, without torch.
+
+Each station is one function; STATIONS is the road. A station gives an Outcome, or raises NotHere if this version of
+Opsmith does not have its verb.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+import opsmith
+from opsmith import session, store
+from opsmith.errors import OpsmithError
+from opsmith.measure.inspect import ModelInfo, inspect
+from opsmith.measure.verify import verify
+
+BENCH_SECONDS = 8.0
+
+
+@dataclasses.dataclass
+class Work:
+    """What the stations hand on: the model folder and the variants made so far, the original first."""
+
+    folder: Path
+    variants: list[Path] = dataclasses.field(default_factory=list)
+
+    @property
+    def original(self) -> Path:
+        return self.variants[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a station shows: one line, and a table if it has one. `ok` is False if it found a fault."""
+
+    headline: str
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    ok: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    name: str
+    outcome: Outcome | None
+    skipped: str | None
+    seconds: float
+
+
+class NotHere(Exception):
+    """The verb of this station is not part of this version."""
+
+
+def demo(folder: store.PathLike) -> Iterator[Step]:
+    """Walk the road; yields each station as it is done."""
+    work = Work(Path(folder) / "tiny")
+    for name, station in STATIONS:
+        started = time.monotonic()
+        outcome, skipped = None, None
+        try:
+            outcome = station(work)
+        except NotHere as missing:
+            skipped = str(missing)
+        yield Step(name, outcome, skipped, time.monotonic() - started)
+
+
+# --- the stations -----------------------------------------------------------------------------------------
+
+
+def _model(work: Work) -> Outcome:
+    model = tiny_model()
+    dest = work.folder / "original"
+    with store.new_variant(dest, verb="demo", options={"seed": 0}) as draft:
+        onnx.save(model, str(draft.path))
+        image = np.random.default_rng(0).standard_normal((1, 3, 64, 64)).astype(np.float32)
+        outputs = session.run(session.load(draft.path), {"image": image})
+        store.write_test_data(draft.folder, {"image": image}, dict(zip(("logits", "tokens"), outputs)))
+    work.variants.append(dest)
+    return Outcome(f"a vision transformer with a convolutional stem, random weights, in {dest}")
+
+
+def _inspect(work: Work) -> Outcome:
+    info = inspect(work.original)
+    assert isinstance(info, ModelInfo)
+    top = [op for op in info.ops if op.flops][:4]
+    rows = tuple((op.op, str(op.count), f"{op.flops / 1e6:.1f} M", f"{op.share:.1%}") for op in top)
+    dims = " x ".join(f"{k}={v}" for k, v in info.flops_dims.items())
+    work_text = f"{(info.flops or 0) / 1e6:.0f} MFLOP at {dims}"
+    return Outcome(
+        f"{info.nodes} nodes, {info.parameters:,} parameters, {work_text}", ("op", ">count", ">FLOPs", ">share"), rows
+    )
+
+
+def _optimize(work: Work) -> Outcome:
+    optimize = _verb("optimize")
+    dest = work.folder / "original_rewritten"
+    before = _nodes(work.original)
+    optimize(work.original, dest)
+    work.variants.append(dest)
+    return Outcome(f"{before} nodes became {_nodes(dest)}; still portable ONNX, in {dest}")
+
+
+def _compile(work: Work) -> Outcome:
+    compile_ = _verb("compile")
+    dest = work.folder / "original_compiled"
+    compile_(work.original, dest)
+    work.variants.append(dest)
+    library = store.libraries(store.find_model(dest))[0]
+    return Outcome(f"{_nodes(dest)} nodes and {library.name}, {library.stat().st_size / 1e3:.0f} kB of native code")
+
+
+def _verify(work: Work) -> Outcome:
+    others = work.variants[1:]
+    results = {path.name: verify(work.original, path) for path in others}
+    if not others:
+        results = {work.original.name: verify(work.original)}
+    rows = []
+    for name, result in results.items():
+        for check in result.worst:
+            verdict = "same" if check.ok else str(check.problem)
+            rows.append((name, check.name, f"{check.max_abs:.1e}", f"{check.cosine:.6f}", verdict))
+    sets = sum(len(result.cases) for result in results.values())
+    ok = all(result.ok for result in results.values())
+    against = "the original" if others else "what the model gave when it was made"
+    return Outcome(
+        f"{'same as' if ok else 'DIFFERENT from'} {against}, on {sets} set{'s' * (sets > 1)} of inputs",
+        ("variant", "output", ">max abs", ">cosine", ""),
+        tuple(rows),
+        ok,
+    )
+
+
+def _bench(work: Work) -> Outcome:
+    result = _verb("bench")(work.variants, seconds=BENCH_SECONDS)
+    rows = []
+    for i, entry in enumerate(result.entries):
+        ratio = "1" if i == 0 else f"{entry.ratio.value:.2f} ({entry.ratio.low:.2f}-{entry.ratio.high:.2f})"
+        speed = "" if entry.gflops is None else f"{entry.gflops:.1f}"
+        rows.append((entry.label, f"{entry.run.median * 1e3:.2f} ms", ratio, speed))
+    noise = "" if result.clean else "; other processes disturbed it"
+    headline = f"interleaved in separate processes, {result.threads} threads{noise}"
+    return Outcome(headline, ("variant", ">median", ">ratio (95 %)", ">GFLOP/s"), tuple(rows), bool(result.verified))
+
+
+STATIONS: list[tuple[str, Callable[[Work], Outcome]]] = [
+    ("model", _model),
+    ("inspect", _inspect),
+    ("optimize", _optimize),
+    ("compile", _compile),
+    ("verify", _verify),
+    ("bench", _bench),
+]
+
+
+def _verb(name: str) -> Callable[..., Any]:
+    try:
+        verb: Callable[..., Any] = getattr(opsmith, name)
+    except AttributeError:
+        raise NotHere(f"`{name}` is not part of this version yet") from None
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("opsmith"):
+            raise OpsmithError(f"{name} needs the package {error.name}, which is missing") from error
+        raise NotHere(f"`{name}` is not part of this version yet") from None
+    return verb
+
+
+def _nodes(variant: Path) -> int:
+    return len(store.read_proto(store.find_model(variant)).graph.node)
+
+
+# --- the model: what an exporter would write, torn into small operators -------------------------------------
+
+WIDTH, HEADS, BLOCKS, CLASSES = 128, 4, 2, 10
+
+
+class _Graph:
+    """Adds nodes one by one; every method returns the name of a value."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+
+    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        out = f"{kind.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [out], name=f"{kind}_{len(self.nodes)}", **attributes))
+        return out
+
+    def constant(self, value: Any, dtype: type = np.float32) -> str:
+        name = f"constant_{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def weight(self, *shape: int) -> str:
+        fan_in = int(np.prod(shape[1:])) if len(shape) > 2 else shape[0]
+        return self.constant(self.rng.standard_normal(shape) / np.sqrt(fan_in))
+
+    def small(self, *shape: int) -> str:
+        return self.constant(self.rng.standard_normal(shape) * 0.1)
+
+    def linear(self, x: str, rows: int, columns: int) -> str:
+        return self.op("Add", self.op("MatMul", x, self.weight(rows, columns)), self.small(columns))
+
+    def silu(self, x: str) -> str:
+        return self.op("Mul", x, self.op("Sigmoid", x))
+
+    def gelu(self, x: str) -> str:
+        erf = self.op("Erf", self.op("Div", x, self.constant(np.sqrt(2.0))))
+        return self.op("Mul", self.op("Mul", x, self.op("Add", erf, self.constant(1.0))), self.constant(0.5))
+
+    def layer_norm(self, x: str, width: int) -> str:
+        last = self.constant([-1], np.int64)
+        centered = self.op("Sub", x, self.op("ReduceMean", x, last))
+        variance = self.op("ReduceMean", self.op("Pow", centered, self.constant(2.0)), last)
+        deviation = self.op("Sqrt", self.op("Add", variance, self.constant(1e-5)))
+        scaled = self.op("Mul", self.op("Div", centered, deviation), self.constant(1 + 0.1 * self.rng.random(width)))
+        return self.op("Add", scaled, self.small(width))
+
+    def group_norm(self, x: str, channels: int, groups: int) -> str:
+        grouped = self.op("Reshape", x, self.constant([0, groups, -1], np.int64))
+        ones, zeros = self.constant(np.ones(groups)), self.constant(np.zeros(groups))
+        normal = self.op("InstanceNormalization", grouped, ones, zeros, epsilon=1e-5)
+        back = self.op("Reshape", normal, self.op("Shape", x))
+        scaled = self.op("Mul", back, self.constant(1 + 0.1 * self.rng.random((channels, 1, 1))))
+        return self.op("Add", scaled, self.small(channels, 1, 1))
+
+    def attention(self, x: str, width: int, heads: int) -> str:
+        split = self.constant([0, 0, heads, width // heads], np.int64)
+        turns = {"q": [0, 2, 1, 3], "k": [0, 2, 3, 1], "v": [0, 2, 1, 3]}
+        parts = {
+            name: self.op("Transpose", self.op("Reshape", self.linear(x, width, width), split), perm=perm)
+            for name, perm in turns.items()
+        }  # q, v [B,H,T,D], k [B,H,D,T]
+        scores = self.op("MatMul", parts["q"], parts["k"])
+        scores = self.op("Mul", scores, self.constant((width // heads) ** -0.5))
+        mixed = self.op("MatMul", self.op("Softmax", scores, axis=-1), parts["v"])
+        joined = self.op("Transpose", mixed, perm=[0, 2, 1, 3])
+        return self.linear(self.op("Reshape", joined, self.constant([0, 0, width], np.int64)), width, width)
+
+
+def tiny_model(seed: int = 0) -> onnx.ModelProto:
+    """image [batch,3,height,width] -> logits [batch,10], tokens [batch,height/4*width/4,128]"""
+    g = _Graph(seed)
+    x = g.op("Conv", "image", g.weight(64, 3, 3, 3), g.small(64), strides=[2, 2], pads=[1, 1, 1, 1])
+    x = g.silu(g.group_norm(x, 64, 8))
+    x = g.op("Conv", x, g.weight(WIDTH, 64, 3, 3), g.small(WIDTH), strides=[2, 2], pads=[1, 1, 1, 1])
+    inner = g.silu(g.group_norm(x, WIDTH, 8))
+    x = g.op("Add", x, g.op("Conv", inner, g.weight(WIDTH, WIDTH, 3, 3), g.small(WIDTH), pads=[1, 1, 1, 1]))
+    x = g.op("Transpose", g.op("Reshape", x, g.constant([0, WIDTH, -1], np.int64)), perm=[0, 2, 1])  # [B,T,128]
+    for _ in range(BLOCKS):
+        x = g.op("Add", x, g.attention(g.layer_norm(x, WIDTH), WIDTH, HEADS))
+        wide = g.gelu(g.linear(g.layer_norm(x, WIDTH), WIDTH, 4 * WIDTH))
+        x = g.op("Add", x, g.linear(wide, 4 * WIDTH, WIDTH))
+    tokens = g.layer_norm(x, WIDTH)
+    pooled = g.op("ReduceMean", tokens, g.constant([1], np.int64), keepdims=0)
+    g.nodes.append(helper.make_node("Identity", [tokens], ["tokens"], name="tokens_out"))
+    gemm = helper.make_node("Gemm", [pooled, g.weight(WIDTH, CLASSES), g.small(CLASSES)], ["logits"], name="classify")
+    g.nodes.append(gemm)
+    graph = helper.make_graph(
+        g.nodes,
+        "tiny",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 3, "height", "width"])],
+        [
+            helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", CLASSES]),
+            helper.make_tensor_value_info("tokens", TensorProto.FLOAT, ["batch", "tokens", WIDTH]),
+        ],
+        g.weights,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], producer_name="opsmith demo")
+    model.ir_version = 10
+    onnx.checker.check_model(model, full_check=True)
+    return model
