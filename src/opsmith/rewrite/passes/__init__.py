@@ -1,0 +1,105 @@
+"""Level 1: what needs no pattern. Everything here is exact and keeps weights where they are, memory-mapped.
+
+The order, and why:
+  1. inline        functions of the exporter hide nodes from everything that follows
+  2. fold          onnxscript folds constants node by node and infers shapes on the way; its small rules (no-op Cast,
+                   Expand, Transpose ..., Pad into Conv) feed on the constants and make new ones, so both take turns
+  3. sizes         only now are most ranks known; it makes further constants (head sizes, scales), hence fold again
+  4. lift, dedupe  constants become initializers, equal ones become one value ...
+  5. CSE           ... so that equal computations have equal inputs when they are compared
+  6. dead code     last: each step above leaves orphans
+"""
+
+from __future__ import annotations
+
+import logging
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from onnxscript import optimizer, rewriter
+from onnxscript.rewriter.rules import common as rules
+
+from opsmith.rewrite.passes import shapes, weights
+from opsmith.rewrite.rule import DOMAIN
+
+FOLD_LIMIT = 64 * 1024  # elements; a larger result would copy weights into memory
+OLDEST_OPSET = 17  # LayerNormalization, and CastLike for the bodies of our functions
+
+_SMALL_RULES = (
+    rules.no_op_cast_rule,
+    rules.no_op_expand_rule,
+    rules.no_op_transpose_rule,
+    rules.cast_cast_rule,
+    rules.transpose_transpose_rule,
+    rules.reshape_reshape_rule,
+    rules.unsqueeze_unsqueeze_rule,
+    rules.mul_by_1_rule,
+    rules.div_by_1_rule,
+    rules.add_0_rule,
+    rules.sub_0_rule,
+    rules.dropout_inference_rule,
+    rules.dropout_zero_rule,
+    rules.cast_constant_of_shape_rule,
+    rules.fuse_pad_into_conv_rule,
+    rules.normalize_pad_format_conv_rule,
+    rules.successive_relu_rule,
+)
+
+
+def simplify(model: ir.Model) -> None:
+    """Inline, fold, infer sizes, merge duplicates, remove dead code; in place."""
+    common.InlinePass(criteria=lambda f: f.domain != DOMAIN)(model)
+    fold(model)
+    weights.transpose_lazily(model)
+    for _ in range(2):
+        common.RemoveUnusedNodesPass()(model)
+        if not shapes.infer(model):
+            break
+        fold(model)
+    tidy(model)
+
+
+def fold(model: ir.Model) -> None:
+    """Constant folding and onnxscript's small rules, until nothing changes."""
+    step = ir.passes.PassManager(
+        [
+            optimizer._constant_folding.FoldConstantsPass(
+                shape_inference=True,
+                input_size_limit=FOLD_LIMIT,
+                output_size_limit=FOLD_LIMIT,
+                should_fold=_should_fold,
+            ),
+            rewriter.RewritePass(_SMALL_RULES),
+            common.RemoveUnusedNodesPass(),
+        ],
+        steps=3,
+        early_stop=True,
+    )
+    quiet = logging.getLogger("onnxscript")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)  # it warns about every node that it leaves alone
+    try:
+        step(model)
+    finally:
+        quiet.setLevel(level)
+
+
+def tidy(model: ir.Model) -> None:
+    """Merge equal constants and equal computations, drop what nobody reads, make names unique."""
+    for one in (
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
+        common.RemoveUnusedOpsetsPass(),
+        common.OutputFixPass(),
+        common.NameFixPass(),
+    ):
+        one(model)
+
+
+def _should_fold(node: ir.Node) -> bool | None:
+    """Leave weights alone: onnxscript would transpose a 50 MB matrix in memory, and later write it out again."""
+    sizes = [v.const_value.size for v in node.inputs if v is not None and v.const_value is not None]
+    return False if any(s > FOLD_LIMIT for s in sizes) else None
