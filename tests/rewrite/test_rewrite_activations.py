@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import pytest
-
-from tests.rewrite.graphs import fired, model, rewrite, why_not
+from rewrite_graphs import fired, model, rewrite, why_not
 
 X = "float[2,n,8] x => float[2,n,8] y"
 GELU = {"root": np.float32(math.sqrt(2)), "one": 1.0, "half": 0.5, "inverse": np.float32(math.sqrt(0.5)), "two": 2.0}
@@ -98,7 +97,9 @@ def test_geglu_from_split_and_from_slices() -> None:
     split = model(signature, "h, g = Split <axis = -1, num_outputs = 2> (x) " + GATED, constants=GELU)
     assert rewrite(split)[0] == {"Geglu": 1}
     bounds = {"s0": np.array([0]), "s1": np.array([8]), "s2": np.array([16]), "ax": np.array([-1])}
-    slices = model(signature, "h = Slice(x, s0, s1, ax) g = Slice(x, s1, s2, ax) " + GATED, constants={**GELU, **bounds})
+    slices = model(
+        signature, "h = Slice(x, s0, s1, ax) g = Slice(x, s1, s2, ax) " + GATED, constants={**GELU, **bounds}
+    )
     assert rewrite(slices)[0] == {"Geglu": 1}
 
 
