@@ -1,5 +1,5 @@
 // The kernels under C names, so that test_pack.py can hand them what compile/pack.py packed.
-#include "conv.hpp"
+#include "winograd.hpp"
 
 using namespace opsmith;
 
@@ -15,5 +15,14 @@ void gemm_f32(i64 M, i64 N, i64 K, const float* a, const float* packed, float* c
 
 void conv2d_f32(const ConvShape* s, const float* x, const float* packed, float* y, void* workspace) {
   conv2d(serial, *s, x, packed, y, workspace, plain);
+}
+
+i64 winograd_workspace_bytes(const ConvShape* s, i64 tile) {
+  return tile == 4 ? conv2d_winograd4_workspace(*s) : conv2d_winograd2_workspace(*s);
+}
+
+void winograd_f32(const ConvShape* s, i64 tile, const float* x, const float* transformed, float* y, void* workspace) {
+  if (tile == 4) return conv2d_winograd4(serial, *s, x, transformed, y, workspace, plain);
+  conv2d_winograd2(serial, *s, x, transformed, y, workspace, plain);
 }
 }

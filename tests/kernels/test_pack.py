@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opsmith.compile.pack import pack_conv2d, pack_gemm
+from opsmith.compile.pack import pack_conv2d, pack_gemm, pack_winograd
 from opsmith.errors import OpsmithError
 
 HERE = Path(__file__).parent
@@ -25,7 +25,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     target = tmp_path_factory.mktemp("pack") / "pack_abi.so"
     flags = ["-std=c++20", "-O1", "-march=native", "-Wno-psabi", "-shared", "-fPIC", f"-I{KERNELS}"]
     subprocess.run([compiler, *flags, str(HERE / "pack_abi.cpp"), "-o", str(target)], check=True)
-    return ctypes.CDLL(str(target))
+    library = ctypes.CDLL(str(target))
+    library.winograd_workspace_bytes.restype = ctypes.c_int64
+    return library
 
 
 def _call(function: object, *arguments: object) -> None:
@@ -86,6 +88,18 @@ def test_packed_conv_weight_gives_the_convolution(library: ctypes.CDLL, channels
     shape = _conv_shape(x, w, stride=2, pad=1, dilation=2, groups=groups)
     _call(library.conv2d_f32, shape, x, pack_conv2d(w, groups, library.lanes()), y, workspace)
     np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tile", [2, 4])
+def test_transformed_winograd_weight_gives_the_convolution(library: ctypes.CDLL, tile: int) -> None:
+    rng = np.random.default_rng(tile)
+    x, w = rng.standard_normal((2, 7, 9, 10), np.float32), rng.standard_normal((101, 10, 3, 3), np.float32)
+    want, shape = _conv(x, w, pad=1), _conv_shape(x, w, pad=1)
+    y = np.full(want.shape, np.nan, np.float32)
+    size = library.winograd_workspace_bytes(shape.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(tile))
+    transformed = pack_winograd(w, tile, library.lanes())
+    _call(library.winograd_f32, shape, tile, x, transformed, y, np.empty(size + 64, np.uint8))
+    np.testing.assert_allclose(y, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
 def test_a_weight_of_the_wrong_rank_is_refused() -> None:

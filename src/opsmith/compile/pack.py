@@ -46,3 +46,30 @@ def pack_conv2d(w: Array, groups: int, lanes: int) -> Array:
     o, c, kh, kw = w.shape
     per_group = w.reshape(groups, o // groups, c, kh, kw).transpose(0, 3, 4, 2, 1)  # [G, KH, KW, C/G, O/G]
     return np.concatenate([pack_gemm(g.reshape(kh * kw * c, o // groups), lanes) for g in per_group])
+
+
+# Interpolation points of the Winograd transforms by output tile size; infinity comes on top. winograd.hpp: Winograd.
+_WINOGRAD_POINTS = {4: (0.0, 0.625, -0.625, 1.5, -1.5), 2: (0.0, 1.0, -1.0)}
+
+
+def pack_winograd(w: Array, tile: int, lanes: int) -> Array:
+    """Conv weight [O, C, 3, 3] -> G g G^T in panels, each [n*n][C][width], n = tile + 2; flat. winograd.hpp.
+
+    The transform is done in double precision; `tile` is 4 or 2 output pixels a side.
+    """
+    o, c, kh, kw = w.shape
+    if (kh, kw) != (3, 3) or tile not in _WINOGRAD_POINTS:
+        raise OpsmithError(f"no Winograd transform for a {kh}x{kw} kernel with tiles of {tile}", "3x3 with 4 or 2")
+    points = np.array(_WINOGRAD_POINTS[tile])
+    norms = [np.prod([p - q for q in points if q != p]) for p in points]
+    g = np.array([[1 / n, p / n, p * p / n] for p, n in zip(points, norms, strict=True)] + [[0, 0, 1]])
+    size = len(g) ** 2
+    packed = np.zeros(size * c * (-(-o // lanes) * lanes), np.float32)
+    width = panel_columns(lanes)
+    for start in range(0, o, width):  # panel by panel, so that only one is ever held in double precision
+        part = w[start : start + width].astype(np.float64)
+        u = np.einsum("ij,ocjk,lk->ilco", g, part, g, optimize=True).reshape(size, c, len(part))
+        columns = -(-len(part) // lanes) * lanes
+        target = packed[size * c * start : size * c * (start + columns)].reshape(size, c, columns)
+        target[:, :, : len(part)] = u
+    return packed

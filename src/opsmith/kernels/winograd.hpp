@@ -1,0 +1,233 @@
+// 3x3 convolution, stride 1, by Winograd's minimal filtering: F(4x4,3x3) does 36 multiplications where the direct way
+// does 144, F(2x2,3x3) 16 for 36. Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015.
+//
+//   Y = A^T [ sum over channels of (G g G^T) * (B^T d B) ] A        d: n x n input pixels, Y: m x m output pixels
+//
+// A tile of n x n pixels (n = m + 2) becomes n*n "frequencies"; at each of them the sum over channels is an ordinary
+// matrix product, tiles x channels times channels x output channels. G g G^T is done offline (compile/pack.py:
+// pack_winograd) in double precision.
+//
+// The interpolation points are 0, +-5/8, +-3/2, infinity for m = 4: exact in binary, and with products near 1 they give
+// a third of the error of the usual 0, +-1, +-2 (measured 3e-6 against 1.2e-5 of the output's scale at 256 channels).
+//
+// Order of work, for caches: a chunk of tiles is transformed into V, which stays in L3. Then a task is one block of
+// tiles by one panel of output channels, all n*n products of it; tasks of one panel follow each other, so its
+// transformed weights are read from memory once per chunk. The products of a task stay on its stack until the
+// inverse transform, the epilogue and the only store to y.
+#pragma once
+
+#include "conv.hpp"
+
+namespace opsmith {
+
+// The one-dimensional transforms; the two-dimensional ones apply them to columns, then to rows.
+template <int Out>
+struct Winograd;
+
+template <>
+struct Winograd<4> {
+  static constexpr int n = 6;
+  static constexpr float a = 0.625f, b = 1.5f, a2 = a * a, b2 = b * b;  // points 0, a, -a, b, -b, infinity
+  OPSMITH_INLINE static void forward(const F* d, F* v) {                // B^T d: row i is the product of all (x - p) but i
+    F even_a = d[4] - b2 * d[2], odd_a = a * (d[3] - b2 * d[1]);
+    F even_b = d[4] - a2 * d[2], odd_b = b * (d[3] - a2 * d[1]);
+    v[0] = d[4] - (a2 + b2) * d[2] + (a2 * b2) * d[0];
+    v[1] = even_a + odd_a, v[2] = even_a - odd_a;
+    v[3] = even_b + odd_b, v[4] = even_b - odd_b;
+    v[5] = d[5] - (a2 + b2) * d[3] + (a2 * b2) * d[1];
+  }
+  OPSMITH_INLINE static void inverse(const F* m, F* y) {  // A^T m: powers of the points
+    F sum_a = m[1] + m[2], difference_a = m[1] - m[2], sum_b = m[3] + m[4], difference_b = m[3] - m[4];
+    y[0] = m[0] + sum_a + sum_b;
+    y[1] = a * difference_a + b * difference_b;
+    y[2] = a2 * sum_a + b2 * sum_b;
+    y[3] = (a2 * a) * difference_a + (b2 * b) * difference_b + m[5];
+  }
+};
+
+template <>
+struct Winograd<2> {
+  static constexpr int n = 4;  // points 0, 1, -1, infinity
+  OPSMITH_INLINE static void forward(const F* d, F* v) {
+    v[0] = d[2] - d[0], v[1] = d[2] + d[1], v[2] = d[2] - d[1], v[3] = d[3] - d[1];
+  }
+  OPSMITH_INLINE static void inverse(const F* m, F* y) { y[0] = m[0] + m[1] + m[2], y[1] = m[1] - m[2] + m[3]; }
+};
+
+template <int Out>
+struct WinogradPlan {
+  static constexpr int n = Winograd<Out>::n, points = n * n;
+  // Tiles in a block: as many as let the products of a block and a panel stay on the stack.
+  static constexpr i64 most_tiles = min<i64>(96, 224 * 1024 / (points * gemm_nr * 4) / gemm_mr * gemm_mr);
+  static constexpr i64 chunk_bytes = 16 << 20;  // of V: half of an L3 of 32 MiB
+
+  i64 tiles_h, tiles_w, tiles, block, blocks, chunk, point_stride, block_stride;
+  constexpr explicit WinogradPlan(const ConvShape& s)
+      : tiles_h(ceil_div(s.out_height, Out)), tiles_w(ceil_div(s.out_width, Out)), tiles(s.batch * tiles_h * tiles_w),
+        block(min(most_tiles, round_up(tiles, gemm_mr))), blocks(block > 0 ? ceil_div(tiles, block) : 0),
+        // One cache line more between frequencies: the n*n stores of one transform must not fall into one cache set.
+        point_stride(round_up(block * s.channels, 16) + 16), block_stride(points * point_stride) {
+    chunk = max<i64>(1, min(blocks, max<i64>(2, chunk_bytes / (block_stride * 4))));
+  }
+};
+
+template <int Out>
+constexpr i64 winograd_workspace(const ConvShape& s) {
+  WinogradPlan<Out> plan(s);
+  return (plan.chunk * plan.block_stride + round_up(s.channels, 16)) * static_cast<i64>(sizeof(float));
+}
+
+// One tile, W channels: pixels at source[i][j] + c -> V at its n*n frequencies.
+template <int Out, class Lanes>
+OPSMITH_INLINE void winograd_forward(const float* const* source, i64 c, float* v, i64 point_stride, Lanes lanes) {
+  using Wino = Winograd<Out>;
+  constexpr int n = Wino::n;
+  F columns[n][n], half[n][n];  // half[j][i]: column j transformed
+#pragma GCC unroll 6
+  for (int j = 0; j < n; ++j) {
+#pragma GCC unroll 6
+    for (int i = 0; i < n; ++i) columns[j][i] = load(source[i * n + j] + c, lanes);
+    Wino::forward(columns[j], half[j]);
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < n; ++i) {
+    F row[n], out[n];
+#pragma GCC unroll 6
+    for (int j = 0; j < n; ++j) row[j] = half[j][i];
+    Wino::forward(row, out);
+#pragma GCC unroll 6
+    for (int j = 0; j < n; ++j) store(v + (i * n + j) * point_stride + c, out[j], lanes);
+  }
+}
+
+// One tile, W output channels: products at n*n frequencies -> Out x Out sums.
+template <int Out>
+OPSMITH_INLINE void winograd_inverse(const float* m, i64 point_stride, F (&y)[Out][Out]) {
+  using Wino = Winograd<Out>;
+  constexpr int n = Wino::n;
+  F half[Out][n];
+#pragma GCC unroll 6
+  for (int j = 0; j < n; ++j) {
+    F column[n], out[Out];
+#pragma GCC unroll 6
+    for (int i = 0; i < n; ++i) column[i] = load(m + (i * n + j) * point_stride, Full{});
+    Wino::inverse(column, out);
+#pragma GCC unroll 4
+    for (int i = 0; i < Out; ++i) half[i][j] = out[i];
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < Out; ++i) Wino::inverse(half[i], y[i]);
+}
+
+template <int Out, class Ep>
+void conv2d_winograd(const Pool& pool, const ConvShape& s, const float* x, const float* transformed, float* y,
+                     void* workspace, Ep ep) {
+  using Plan = WinogradPlan<Out>;
+  constexpr int n = Plan::n, points = Plan::points;
+  const Plan plan(s);
+  const i64 C = s.channels, N = s.out_channels, panels = panel_count(N), image = plan.tiles_h * plan.tiles_w;
+  if (plan.tiles <= 0 || N <= 0) return;
+  float* V = static_cast<float*>(workspace);
+  float* zeros = V + plan.chunk * plan.block_stride;
+  memset(zeros, 0, static_cast<size_t>(C) * sizeof(float));
+
+  for (i64 chunk = 0; chunk < plan.blocks; chunk += plan.chunk) {
+    const i64 blocks = min(plan.chunk, plan.blocks - chunk);
+    const i64 first = chunk * plan.block, last = min(plan.tiles, (chunk + blocks) * plan.block);
+
+    // x -> V [block][frequency][tile][channel]
+    constexpr i64 run = 4;  // tiles per task
+    pool.parallel_for(ceil_div(last - first, run), [&](i64 task) {
+      for (i64 tile = first + task * run; tile < min(last, first + (task + 1) * run); ++tile) {
+        const i64 item = tile / image, th = (tile - item * image) / plan.tiles_w, tw = tile - item * image - th * plan.tiles_w;
+        const float* source[points];
+        for (int i = 0; i < n; ++i) {
+          for (int j = 0; j < n; ++j) {
+            const float* pixel = conv_source(s, x, item, th * Out, tw * Out, i, j);
+            source[i * n + j] = pixel ? pixel : zeros;
+          }
+        }
+        const i64 block = (tile - first) / plan.block;
+        float* v = V + block * plan.block_stride + (tile - first - block * plan.block) * C;
+        i64 c = 0;
+        for (; c + W <= C; c += W) winograd_forward<Out>(source, c, v, plan.point_stride, Full{});
+        if (c < C) winograd_forward<Out>(source, c, v, plan.point_stride, Tail{C - c});
+      }
+    });
+
+    // V x transformed weights -> y, one block of tiles by one panel at a time
+    pool.parallel_for(panels * blocks, [&](i64 task) {
+      const i64 panel = task / blocks, block = task - panel * blocks, column = panel * gemm_nr;
+      const i64 tile_begin = first + block * plan.block, count = min(plan.block, last - tile_begin);
+      const i64 vectors = panel_vectors(N, panel), columns = min(gemm_nr, N - column);
+      alignas(64) float products[points * Plan::most_tiles * gemm_nr];
+      const float* b = transformed + points * column * C;
+      const TileRows heights(count);
+      const i64 product_stride = count * gemm_nr;
+      for (int point = 0; point < points; ++point, b += C * vectors * W) {
+        const float* sources[Plan::most_tiles];
+        for (i64 r = 0; r < count; ++r) sources[r] = V + block * plan.block_stride + point * plan.point_stride + r * C;
+        for (i64 i = 0, r = 0; i < heights.tiles; r += heights[i++]) {
+          micro_for<float, float>(heights[i], vectors)(sources + r, 0, 1, C, b,
+                                                       products + point * product_stride + r * gemm_nr, false);
+        }
+      }
+      for (i64 r = 0; r < count; ++r) {
+        const i64 tile = tile_begin + r, item = tile / image, th = (tile - item * image) / plan.tiles_w;
+        const i64 tw = tile - item * image - th * plan.tiles_w;
+        const i64 rows = min<i64>(Out, s.out_height - th * Out), cols = min<i64>(Out, s.out_width - tw * Out);
+        const i64 corner = (item * s.out_height + th * Out) * s.out_width + tw * Out;
+        auto finish = [&](i64 v, auto lanes) {
+          F sums[Out][Out];
+          winograd_inverse<Out>(products + r * gemm_nr + v, product_stride, sums);
+          for (i64 i = 0; i < rows; ++i) {
+            for (i64 j = 0; j < cols; ++j) {
+              Row row{corner + i * s.out_width + j, item};
+              store(y + row.index * s.y_stride() + column + v, ep(sums[i][j], row, column + v, lanes), lanes);
+            }
+          }
+        };
+        i64 v = 0;
+        for (; v + W <= columns; v += W) finish(v, Full{});
+        if (v < columns) finish(v, Tail{columns - v});
+      }
+    });
+  }
+}
+
+// Kernel 3x3, stride 1, dilation 1, one group; any padding. Weights: pack_winograd(w, 4 or 2, lanes).
+template <class Ep>
+void conv2d_winograd4(const Pool& pool, const ConvShape& s, const float* x, const float* transformed, float* y,
+                      void* workspace, Ep ep) {
+  conv2d_winograd<4>(pool, s, x, transformed, y, workspace, ep);
+}
+template <class Ep>
+void conv2d_winograd2(const Pool& pool, const ConvShape& s, const float* x, const float* transformed, float* y,
+                      void* workspace, Ep ep) {
+  conv2d_winograd<2>(pool, s, x, transformed, y, workspace, ep);
+}
+inline constexpr i64 conv2d_winograd4_workspace(const ConvShape& s) { return winograd_workspace<4>(s); }
+inline constexpr i64 conv2d_winograd2_workspace(const ConvShape& s) { return winograd_workspace<2>(s); }
+
+// G g G^T of one 3x3 filter, row major n x n: what pack_winograd computes, for tests and for weights known only at run
+// time.
+template <int Out>
+void winograd_filter(const float (&g)[9], float* u) {
+  constexpr int n = Winograd<Out>::n;
+  double G[n][3] = {}, half[n][3];
+  const double points4[] = {0, 0.625, -0.625, 1.5, -1.5}, points2[] = {0, 1, -1};
+  const double* p = Out == 4 ? points4 : points2;
+  for (int i = 0; i < n - 1; ++i) {
+    double norm = 1;
+    for (int j = 0; j < n - 1; ++j) norm *= j == i ? 1 : p[i] - p[j];
+    for (int k = 0; k < 3; ++k) G[i][k] = (k == 0 ? 1 : k == 1 ? p[i] : p[i] * p[i]) / norm;
+  }
+  G[n - 1][2] = 1;
+  for (int i = 0; i < n; ++i)
+    for (int k = 0; k < 3; ++k) half[i][k] = G[i][0] * g[k] + G[i][1] * g[3 + k] + G[i][2] * g[6 + k];
+  for (int i = 0; i < n; ++i)
+    for (int j = 0; j < n; ++j)
+      u[i * n + j] = static_cast<float>(half[i][0] * G[j][0] + half[i][1] * G[j][1] + half[i][2] * G[j][2]);
+}
+
+}  // namespace opsmith
