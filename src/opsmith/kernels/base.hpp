@@ -3,6 +3,7 @@
 //
 // Vec<T>     W lanes of T, W chosen so that a float vector fills the widest register of the target.
 // Full/Tail  how many lanes of a load or store are valid: all of them, or the first n at the end of a row.
+// for_lanes  a loop over n elements in whole vectors and one tail.
 // Pool       where parallel work goes: ONNX Runtime's own thread pool in a session, anything in a test.
 #pragma once
 
@@ -157,6 +158,14 @@ OPSMITH_INLINE void store(T* p, F v, Tail t) {
   for (i64 i = 0; i < t.count; ++i) p[i].bits = h[i];
 }
 
+// f(i64 index, lanes) over [0, n): whole vectors, then the tail.
+template <class Fn>
+OPSMITH_INLINE void for_lanes(i64 n, Fn&& f) {
+  i64 i = 0;
+  for (; i + W <= n; i += W) f(i, Full{});
+  if (i < n) f(i, Tail{n - i});
+}
+
 // One row of an output as an epilogue sees it: its index among all rows, and the index of the outer thing
 // (batch item, image) that it belongs to, so that per-image operands cost no division.
 struct Row {
@@ -181,6 +190,16 @@ struct Pool {
     run(
         self, [](void* user, size_t i) { (*static_cast<__typeof__(&f)>(user))(static_cast<i64>(i)); },
         static_cast<size_t>(total), (void*)&f);
+  }
+
+  // f(i64 begin, i64 end) over ranges that cover [0, total). A range holds at least `grain` items, enough to be worth
+  // handing to a thread, and there are at most four per thread, so that a slow one can be made up for.
+  template <class Fn>
+  void parallel_ranges(i64 total, i64 grain, Fn&& f) const {
+    if (total <= 0) return;
+    const i64 most = 4 * static_cast<i64>(threads > 1 ? threads : 1), fit = total / (grain > 1 ? grain : 1);
+    const i64 ranges = threads <= 1 || fit <= 1 ? 1 : fit < most ? fit : most;
+    parallel_for(ranges, [&](i64 i) { f(total * i / ranges, total * (i + 1) / ranges); });
   }
 };
 
