@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,11 @@ from opsmith.export import causal_lm, diffusion, encoder, segmentation, trace
 from opsmith.export import source as sources
 from opsmith.export.graph import Part, Plan
 
-_FAMILIES = (segmentation, encoder, causal_lm)
+_FAMILIES = (
+    (segmentation.accepts, segmentation.plan),
+    (encoder.accepts, encoder.plan),
+    (causal_lm.accepts, causal_lm.plan),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Exported:
 
     @property
     def max_abs_error(self) -> float:
-        return max(v.record["verified"]["max_abs_error"] for v in self.variants)
+        return max(float(v.record["verified"]["max_abs_error"]) for v in self.variants)
 
 
 def export(
@@ -73,7 +78,7 @@ def export(
             for part in plan.parts:
                 made.append(_write_part(part, target, opened, options, drafts, verbose=verbose))
             _write_files(plan, opened, target)
-    return Exported(target, [store.Variant(store.find_model(folder)) for folder in made], _remarks(opened, target))
+    return Exported(target, [store.Variant(store.find_model(folder)) for folder in made], _remarks(target))
 
 
 def _need_torch() -> None:
@@ -86,9 +91,9 @@ def _plan(source: sources.Source) -> Plan:
     if source.holds("model_index.json"):
         return diffusion.plan(source)
     config = source.config()
-    for family in _FAMILIES:
-        if family.accepts(config):
-            return family.plan(source)
+    for accepts, plan in _FAMILIES:
+        if accepts(config):
+            return plan(source)
     kind = config.get("model_type") or config.get("_class_name") or "of unknown type"
     raise OpsmithError(
         f"{source.name} is {kind}, which export does not know",
@@ -115,17 +120,23 @@ def _write_part(
 def _write_files(plan: Plan, source: sources.Source, target: Path) -> None:
     """Configs, tokenizer, scheduler: beside the variants, as Hugging Face has them."""
     jsons = {f"{part.name}/config.json": part.config for part in plan.parts if part.config} | dict(plan.written)
-    for path, content in jsons.items():
-        file = target / path.lstrip("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    for copied in plan.copies:
-        origin, there = source.folder / copied, target / copied
-        if origin.is_dir():
-            shutil.copytree(origin, there, dirs_exist_ok=True)
-        else:
-            shutil.copyfile(origin, there)
+    with tempfile.TemporaryDirectory(prefix=".files.", suffix=".tmp", dir=target) as temporary:
+        staged = Path(temporary)  # a full disk shows here, before anything of an earlier export is replaced
+        for path, content in jsons.items():
+            file = staged / path.lstrip("/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        for copied in plan.copies:
+            origin = source.folder / copied
+            copy = shutil.copytree if origin.is_dir() else shutil.copyfile
+            copy(origin, staged / copied)
+        for file in [f for f in staged.rglob("*") if f.is_file()]:
+            there = target / file.relative_to(staged)
+            there.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(there)
 
 
-def _remarks(source: sources.Source, target: Path) -> list[str]:
+def _remarks(target: Path) -> list[str]:
+    if not any((target / name).exists() for name in ("tokenizer", *sources.VOCABULARIES)):
+        return ["the source has no tokenizer files; pipelines need them beside the model"]
     return []

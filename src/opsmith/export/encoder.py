@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 # Encoders with BERT's interface; each is proved by the same checks.
-_BERT_LIKE = {"bert", "mpnet", "roberta", "xlm-roberta", "distilbert", "electra", "camembert", "nomic_bert"}
+_BERT_LIKE = {"bert", "roberta", "xlm-roberta", "distilbert", "electra"}
 
 
 def accepts(config: dict[str, Any]) -> bool:
@@ -40,7 +40,7 @@ def plan(source: sources.Source) -> Plan:
 def _bert(source: sources.Source) -> Graph:
     from transformers import AutoModel
 
-    model = sources.load_transformers(source, AutoModel)
+    model = sources.load_transformers(source, AutoModel, optional="pooler")
     config = model.config
     typed = getattr(config, "type_vocab_size", 0) > 1
     pooled = getattr(model, "pooler", None) is not None
@@ -79,7 +79,11 @@ def _bert(source: sources.Source) -> Graph:
         original=original,
         example=example,
         trace_at={"batch": 2, "sequence": 7},
-        cases=[{"batch": 1, "sequence": 16}, {"batch": 2, "sequence": 9}, {"batch": 3, "sequence": 1}],
+        cases=[
+            {"batch": 1, "sequence": min(128, config.max_position_embeddings // 2)},
+            {"batch": 2, "sequence": 9},
+            {"batch": 3, "sequence": 1},
+        ],
     )
 
 

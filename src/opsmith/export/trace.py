@@ -47,21 +47,14 @@ def write(
         step("running PyTorch", advance=0)
         cases = [(sizes, *_run_pytorch(graph, sizes, seed + i)) for i, sizes in enumerate(graph.cases)]
         clock("pytorch")
-        step("exporting", advance=0)
-        try:
-            model = _EXPORT[exporter](graph, seed, draft)
-        except (OpsmithError, MemoryError, OSError):
-            raise
-        except Exception as error:
-            first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-            raise OpsmithError(
-                f"the {exporter} exporter failed: {type(error).__name__}: {first[:300]}",
-                "try the other --exporter; --verbose shows its log",
-            ) from error
-        _tidy(model, graph, cases[0][1] | cases[0][2])
-        clock("export")
-        step("writing", advance=0)
-        store.save_model(model, draft.path)
+        # Beside the model, so that gigabytes move within one file system.
+        with tempfile.TemporaryDirectory(prefix="exporter.", dir=draft.folder) as scratch:
+            step("exporting", advance=0)
+            model = _run_exporter(exporter, graph, seed, Path(scratch))
+            _tidy(model, graph, cases[0][1] | cases[0][2])
+            clock("export")
+            step("writing", advance=0)
+            store.save_model(model, draft.path)
         store.write_test_data(draft.folder, cases[0][1], cases[0][2])
         clock("write")
     outputs = list(graph.outputs)
@@ -105,7 +98,7 @@ def _run_pytorch(graph: Graph, sizes: Sizes, seed: int) -> tuple[Arrays, Arrays]
 def _module(graph: Graph) -> torch.nn.Module:
     import torch
 
-    class Traced(torch.nn.Module):
+    class Traced(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
         def __init__(self) -> None:
             super().__init__()
             self.model = graph.model
@@ -116,47 +109,61 @@ def _module(graph: Graph) -> torch.nn.Module:
     return Traced().eval()
 
 
-def _dynamo(graph: Graph, seed: int, draft: store.Draft) -> ir.Model:
+def _run_exporter(exporter: str, graph: Graph, seed: int, scratch: Path) -> ir.Model:
     import torch
 
     inputs = tuple(graph.example(graph.trace_at, torch.Generator().manual_seed(seed)))
-    with torch.no_grad():
-        program = torch.onnx.export(
-            _module(graph),
-            inputs,
-            dynamo=True,
-            input_names=list(graph.inputs),
-            output_names=list(graph.outputs),
-            dynamic_shapes={"inputs": tuple({a: _identifier(n) for a, n in d.items()} for d in graph.inputs.values())},
-            verbose=False,
-        )
-    if program is None:
-        raise OpsmithError("the dynamo exporter gave no model")
-    return program.model  # its weights are views of torch's storage
+    try:
+        with torch.no_grad():
+            return _EXPORT[exporter](graph, inputs, scratch)
+    except (OpsmithError, MemoryError, OSError):
+        raise
+    except Exception as error:
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise OpsmithError(
+            f"the {exporter} exporter failed: {type(error).__name__}: {first[:300]}",
+            "try the other --exporter; --verbose shows its log",
+        ) from error
 
 
-def _torchscript(graph: Graph, seed: int, draft: store.Draft) -> ir.Model:
+def _dynamo(graph: Graph, inputs: tuple[torch.Tensor, ...], scratch: Path) -> ir.Model:
     import torch
 
-    inputs = tuple(graph.example(graph.trace_at, torch.Generator().manual_seed(seed)))
-    # Beside the draft, so that gigabytes of weights move within one file system; removed with the draft at the latest.
-    folder = Path(tempfile.mkdtemp(prefix="torchscript.", dir=draft.folder))
-    with torch.no_grad():
-        torch.onnx.export(
-            _module(graph),
-            inputs,
-            str(folder / "model.onnx"),
-            dynamo=False,
-            input_names=list(graph.inputs),
-            output_names=list(graph.outputs),
-            dynamic_axes={name: {a: _identifier(n) for a, n in d.items()} for name, d in graph.inputs.items() if d},
-            opset_version=18,
-            verbose=False,
-        )
-    return ir.load(folder / "model.onnx")
+    program = torch.onnx.export(
+        _module(graph),
+        inputs,
+        dynamo=True,
+        input_names=list(graph.inputs),
+        output_names=list(graph.outputs),
+        dynamic_shapes={"inputs": tuple({a: _identifier(n) for a, n in d.items()} for d in graph.inputs.values())},
+        verbose=False,
+    )
+    assert program is not None
+    model: ir.Model = program.model  # its weights are views of torch's storage
+    return model
 
 
-_EXPORT: dict[str, Callable[[Graph, int, store.Draft], ir.Model]] = {"dynamo": _dynamo, "torchscript": _torchscript}
+def _torchscript(graph: Graph, inputs: tuple[torch.Tensor, ...], scratch: Path) -> ir.Model:
+    import torch
+
+    torch.onnx.export(
+        _module(graph),
+        inputs,
+        str(scratch / "model.onnx"),  # weights beyond protobuf's 2 GB become files beside it
+        dynamo=False,
+        input_names=list(graph.inputs),
+        output_names=list(graph.outputs),
+        dynamic_axes={name: {a: _identifier(n) for a, n in d.items()} for name, d in graph.inputs.items() if d},
+        opset_version=18,
+        verbose=False,
+    )
+    return ir.load(scratch / "model.onnx")
+
+
+_EXPORT: dict[str, Callable[[Graph, tuple[torch.Tensor, ...], Path], ir.Model]] = {
+    "dynamo": _dynamo,
+    "torchscript": _torchscript,
+}
 
 
 def _identifier(dim: str) -> str:
@@ -240,19 +247,10 @@ def quiet(verbose: bool) -> Iterator[None]:
     if verbose:
         yield
         return
-    names = (
-        "torch",
-        "torch.onnx",
-        "torch.export",
-        "transformers",
-        "diffusers",
-        "onnxscript",
-        "onnx_ir",
-        "huggingface_hub",
-    )
+    names = ("torch", "torch.onnx", "torch.export", "transformers", "diffusers", "onnxscript", "onnx_ir")
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _no_bars():
         warnings.simplefilter("ignore")
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
@@ -261,3 +259,19 @@ def quiet(verbose: bool) -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels):
                 logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """transformers and diffusers draw progress bars of their own."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    switches = [m for m in (transformers_logging, diffusers_logging) if m.is_progress_bar_enabled()]
+    for switch in switches:
+        switch.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for switch in switches:
+            switch.enable_progress_bar()

@@ -1,0 +1,58 @@
+"""`opsmith export SOURCE DEST`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opsmith.cli import console
+
+PANEL = "Road"
+ORDER = 10
+
+
+class Exporter(str, Enum):
+    dynamo = "dynamo"
+    torchscript = "torchscript"
+
+
+def command(
+    source: Annotated[str, typer.Argument(help="A Hugging Face id, or a folder in Hugging Face's layout.")],
+    dest: Annotated[Path, typer.Argument(help="The model or pipeline folder to write.")],
+    exporter: Annotated[Exporter, typer.Option(help="PyTorch's exporter; names the variant.")] = Exporter.dynamo,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Draw the weights; only the config is needed.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of random weights and of the test data.")] = 0,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
+) -> None:
+    """Export a model to ONNX with test data, proved equal to PyTorch."""
+    import opsmith
+    from opsmith import session
+
+    result = opsmith.export(
+        source,
+        dest,
+        exporter=exporter.value,
+        random_weights=random_weights,
+        seed=seed,
+        revision=revision,
+        verbose=console.verbose,
+    )
+    table = console.table("variant", ">size", ">shapes checked", ">max abs error", ">seconds")
+    for variant in result.variants:
+        verified = variant.record["verified"]
+        table.add_row(
+            str(variant.folder.relative_to(result.folder)),
+            f"{session.size_on_disk(variant) / 1e6:.1f} MB",
+            str(len(verified["cases"])),
+            f"{verified['max_abs_error']:.1e}",
+            f"{sum(variant.record['timings'].values()):.1f}",
+        )
+    console.say(str(result.folder))
+    console.show(table)
+    for remark in result.remarks:
+        console.say(f"note: {remark}")
