@@ -94,22 +94,217 @@ struct Grid {
 
 // --- vector form of each storage type: floats of all sizes are F, bools are masks of 0 or -1 ---
 
-OPSMITH_INLINE I load(const bool* p, Full) {
-  I v;
-  for (i64 i = 0; i < W; ++i) v[i] = -static_cast<int32_t>(p[i]);
-  return v;
+template <class T, class L>
+OPSMITH_INLINE auto lanes_from(const T* p, L lanes) {
+  if constexpr (__is_same(T, bool)) {
+    I v{};
+    for (i64 i = 0; i < lanes.count; ++i) v[i] = -static_cast<int32_t>(p[i]);
+    return v;
+  } else {
+    return load(p, lanes);
+  }
 }
-OPSMITH_INLINE I load(const bool* p, Tail t) {
-  I v{};
-  for (i64 i = 0; i < t.count; ++i) v[i] = -static_cast<int32_t>(p[i]);
-  return v;
+template <class T, class V, class L>
+OPSMITH_INLINE void lanes_to(T* p, V v, L lanes) {
+  if constexpr (__is_same(T, bool)) {
+    for (i64 i = 0; i < lanes.count; ++i) p[i] = v[i] != 0;
+  } else {
+    store(p, v, lanes);
+  }
 }
-OPSMITH_INLINE void store(bool* p, I v, Full) {
-  for (i64 i = 0; i < W; ++i) p[i] = v[i] != 0;
+OPSMITH_INLINE F splat_of(float x) { return splat(x); }
+OPSMITH_INLINE F splat_of(half x) { return splat(to_float(x)); }
+OPSMITH_INLINE F splat_of(bfloat16 x) { return splat(to_float(x)); }
+OPSMITH_INLINE I splat_of(bool x) { return splat(-static_cast<int32_t>(x)); }
+OPSMITH_INLINE I mask_of(bool x) { return splat(-static_cast<int32_t>(x)); }
+
+// --- the words of elementwise expressions, for vectors and for scalars of any type ---
+
+OPSMITH_INLINE I both(I a, I b) { return a & b; }
+OPSMITH_INLINE I either(I a, I b) { return a | b; }
+OPSMITH_INLINE I differ(I a, I b) { return a ^ b; }
+OPSMITH_INLINE I negate(I a) { return ~a; }
+OPSMITH_INLINE bool both(bool a, bool b) { return a && b; }
+OPSMITH_INLINE bool either(bool a, bool b) { return a || b; }
+OPSMITH_INLINE bool differ(bool a, bool b) { return a != b; }
+OPSMITH_INLINE bool negate(bool a) { return !a; }
+
+template <class T>
+inline constexpr bool is_vector = __is_same(T, F) || __is_same(T, I);
+
+template <class T>
+OPSMITH_INLINE auto equal(T a, T b) {
+  if constexpr (__is_same(T, I))
+    return ~(a ^ b);
+  else
+    return a == b;
 }
-OPSMITH_INLINE void store(bool* p, I v, Tail t) {
-  for (i64 i = 0; i < t.count; ++i) p[i] = v[i] != 0;
+template <class T>
+OPSMITH_INLINE auto greater(T a, T b) {
+  return a > b;
 }
+template <class T>
+OPSMITH_INLINE auto greater_equal(T a, T b) {
+  return a >= b;
+}
+template <class T>
+OPSMITH_INLINE auto less(T a, T b) {
+  return a < b;
+}
+template <class T>
+OPSMITH_INLINE auto less_equal(T a, T b) {
+  return a <= b;
+}
+OPSMITH_INLINE I select(I mask, I a, I b) { return (a & mask) | (b & ~mask); }
+template <class T>
+  requires(!is_vector<T> && !__is_same(T, float))
+OPSMITH_INLINE T select(bool mask, T a, T b) {
+  return mask ? a : b;
+}
+template <class T>
+OPSMITH_INLINE auto isnan(T a) {
+  return a != a;
+}
+template <class T>
+OPSMITH_INLINE T zero_like(T) {
+  return T{};
+}
+// ONNX Max and Min: NaN wins, as in numpy.
+template <class T>
+OPSMITH_INLINE T maximum(T a, T b) {
+  if constexpr (FloatLanes<T>)
+    return max(a, b);
+  else
+    return a != a ? a : b != b ? b : a < b ? b : a;
+}
+template <class T>
+OPSMITH_INLINE T minimum(T a, T b) {
+  if constexpr (FloatLanes<T>)
+    return min(a, b);
+  else
+    return a != a ? a : b != b ? b : b < a ? b : a;
+}
+OPSMITH_INLINE F from_mask(I a) { return select(a, splat(1.0f), splat(0.0f)); }
+OPSMITH_INLINE float from_mask(bool a) { return a ? 1.0f : 0.0f; }
+template <class T>
+OPSMITH_INLINE auto to_mask(T a) {
+  if constexpr (__is_same(T, I))
+    return a;
+  else
+    return a != T{};
+}
+// A value as it would be after being stored in T and read back.
+template <class T, class V>
+OPSMITH_INLINE V round_to(V a) {
+  if constexpr (__is_same(V, F)) {
+    T lanes[W];
+    store(lanes, a, Full{});
+    return load(lanes, Full{});
+  } else {
+    return to_float(from_float<T>(static_cast<float>(a)));
+  }
+}
+template <class T>
+OPSMITH_INLINE T to_number(float a) {
+  return from_float<T>(a);
+}
+template <class T>
+OPSMITH_INLINE T to_number(double a) {
+  if constexpr (__is_same(T, half) || __is_same(T, bfloat16) || __is_same(T, float) || __is_same(T, double)) {
+    return static_cast<T>(a);
+  } else {
+    if (a != a) return T(0);
+    if (a >= static_cast<double>(highest_of<T>)) return highest_of<T>;
+    if (a <= static_cast<double>(lowest_of<T>)) return lowest_of<T>;
+    return static_cast<T>(a);
+  }
+}
+// Integer arithmetic that is defined for every operand: x / 0 and x % 0 are 0, INT_MIN / -1 wraps.
+template <class T>
+OPSMITH_INLINE T divide(T a, T b) {
+  if (b == T(0)) return T(0);
+  if constexpr (T(-1) < T(0))
+    if (b == T(-1)) return static_cast<T>(0 - static_cast<uint64_t>(a));
+  return a / b;
+}
+template <class T>
+OPSMITH_INLINE T modulo(T a, T b) {  // sign of the divisor, as numpy.mod
+  if constexpr (FloatLanes<T>) {
+    return mod(a, b);
+  } else if constexpr (__is_same(T, double)) {
+    const double r = __builtin_fmod(a, b);
+    return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+  } else {
+    if (b == T(0)) return T(0);
+    if constexpr (T(-1) < T(0)) {
+      if (b == T(-1)) return T(0);
+    }
+    const T r = a % b;
+    if constexpr (T(-1) < T(0))
+      return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+    else
+      return r;
+  }
+}
+template <class T>
+  requires(IntegerStorage<T>)
+OPSMITH_INLINE T fmod(T a, T b) {  // sign of the dividend
+  if (b == T(0)) return T(0);
+  if constexpr (T(-1) < T(0))
+    if (b == T(-1)) return T(0);
+  return a % b;
+}
+OPSMITH_INLINE double fmod(double a, double b) { return __builtin_fmod(a, b); }
+template <class T>
+  requires(IntegerStorage<T>)
+OPSMITH_INLINE T abs(T a) {
+  return a < T(0) ? static_cast<T>(0 - static_cast<uint64_t>(a)) : a;
+}
+template <class T>
+  requires(IntegerStorage<T> || __is_same(T, double))
+OPSMITH_INLINE T sign(T a) {
+  return a > T(0) ? T(1) : a < T(0) ? static_cast<T>(-1) : T(0);
+}
+template <class T>
+  requires(IntegerStorage<T> || __is_same(T, double))
+OPSMITH_INLINE T relu(T a) {
+  return a > T(0) ? a : a != a ? a : T(0);
+}
+template <class T>
+OPSMITH_INLINE T shift_left(T a, T b) {
+  return b >= T(8 * sizeof(T)) ? T(0) : static_cast<T>(a << b);
+}
+template <class T>
+OPSMITH_INLINE T shift_right(T a, T b) {
+  return b >= T(8 * sizeof(T)) ? T(0) : static_cast<T>(a >> b);
+}
+template <class T, class E>
+  requires(IntegerStorage<T> || __is_same(T, double) || !__is_same(T, E))
+OPSMITH_INLINE T pow(T a, E b) {
+  if constexpr (__is_same(T, F) || __is_same(T, float)) {
+    return pow(a, static_cast<T>(b));
+  } else if constexpr (IntegerStorage<T> && IntegerStorage<E>) {
+    if (b < E(0)) return a == T(1) ? T(1) : a == static_cast<T>(-1) ? ((b & 1) ? a : T(1)) : T(0);
+    uint64_t result = 1, base = static_cast<uint64_t>(a);
+    for (uint64_t e = static_cast<uint64_t>(b); e; e >>= 1, base *= base)
+      if (e & 1) result *= base;
+    return static_cast<T>(result);
+  } else {
+    return to_number<T>(__builtin_pow(static_cast<double>(a), static_cast<double>(b)));
+  }
+}
+OPSMITH_INLINE double abs(double a) { return __builtin_fabs(a); }
+OPSMITH_INLINE double reciprocal(double a) { return 1.0 / a; }
+OPSMITH_INLINE double sigmoid(double a) { return 1.0 / (1.0 + __builtin_exp(-a)); }
+OPSMITH_INLINE double softplus(double a) { return a > 0 ? a + __builtin_log1p(__builtin_exp(-a)) : __builtin_log1p(__builtin_exp(a)); }
+OPSMITH_INLINE double round(double a) { return __builtin_rint(a); }
+#define OPSMITH_DOUBLE(name) \
+  OPSMITH_INLINE double name(double a) { return __builtin_##name(a); }
+OPSMITH_DOUBLE(sqrt) OPSMITH_DOUBLE(floor) OPSMITH_DOUBLE(ceil) OPSMITH_DOUBLE(exp) OPSMITH_DOUBLE(log)
+OPSMITH_DOUBLE(sin) OPSMITH_DOUBLE(cos) OPSMITH_DOUBLE(tan) OPSMITH_DOUBLE(asin) OPSMITH_DOUBLE(acos)
+OPSMITH_DOUBLE(atan) OPSMITH_DOUBLE(sinh) OPSMITH_DOUBLE(cosh) OPSMITH_DOUBLE(tanh) OPSMITH_DOUBLE(asinh)
+OPSMITH_DOUBLE(acosh) OPSMITH_DOUBLE(atanh) OPSMITH_DOUBLE(erf)
+#undef OPSMITH_DOUBLE
 
 template <class T>
 struct Reader {
@@ -127,7 +322,7 @@ struct Reader {
   }
   template <class L>
   OPSMITH_INLINE auto at(i64 i, L lanes) const {
-    return load(base + (i & mask), lanes);
+    return lanes_from(base + (i & mask), lanes);
   }
 };
 
@@ -141,9 +336,25 @@ struct StridedReader {  // any stride: lanes are collected one by one
   OPSMITH_INLINE auto collect(i64 i, i64 n) const {
     T lanes[W] = {};
     for (i64 k = 0; k < n; ++k) lanes[k] = base[(i + k) * stride];
-    return load(lanes, Full{});
+    return lanes_from(lanes, Full{});
   }
 };
+
+// Scalars of half precision are computed as float.
+template <class T>
+OPSMITH_INLINE auto from_storage(T x) {
+  if constexpr (__is_same(T, half) || __is_same(T, bfloat16))
+    return to_float(x);
+  else
+    return x;
+}
+template <class T, class V>
+OPSMITH_INLINE T to_storage(V x) {
+  if constexpr (__is_same(T, half) || __is_same(T, bfloat16))
+    return from_float<T>(static_cast<float>(x));
+  else
+    return static_cast<T>(x);
+}
 
 namespace detail {
 
@@ -181,14 +392,14 @@ OPSMITH_INLINE void map_row(const Grid<N>& g, const i64* at, i64 n, Sequence<Ind
   const i64 step = g.out.strides[g.rank - 1];
   i64 i = 0;
   if (step == 1) {
-    for (; i + W <= n; i += W) store(out + i, body(get<Index>(readers).at(i, Full{})...), Full{});
-    if (i < n) store(out + i, body(get<Index>(readers).at(i, Tail{n - i})...), Tail{n - i});
+    for (; i + W <= n; i += W) lanes_to(out + i, body(get<Index>(readers).at(i, Full{})...), Full{});
+    if (i < n) lanes_to(out + i, body(get<Index>(readers).at(i, Tail{n - i})...), Tail{n - i});
     return;
   }
   for (; i < n; i += W) {
     const i64 count = min<i64>(W, n - i);
     TO lanes[W];
-    store(lanes, body(get<Index>(readers).at(i, Tail{count})...), Full{});
+    lanes_to(lanes, body(get<Index>(readers).at(i, Tail{count})...), Full{});
     for (i64 k = 0; k < count; ++k) out[(i + k) * step] = lanes[k];
   }
 }
@@ -199,7 +410,7 @@ void map_scalar_row(const Grid<N>& g, const i64* at, i64 n, Sequence<Index...>, 
   const i64 last = g.rank - 1, step = g.out.strides[last];
   Pack<const TI*...> p;
   ((get<Index>(p) = static_cast<const TI*>(g.in[Index].data) + at[Index + 1]), ...);
-  for (i64 i = 0; i < n; ++i) out[i * step] = static_cast<TO>(body(get<Index>(p)[i * g.in[Index].strides[last]]...));
+  for (i64 i = 0; i < n; ++i) out[i * step] = to_storage<TO>(body(from_storage(get<Index>(p)[i * g.in[Index].strides[last]])...));
 }
 
 }  // namespace detail

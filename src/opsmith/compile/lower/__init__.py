@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from opsmith.compile.lower import fuse
 from opsmith.compile.lower.infer import infer_nodes
-from opsmith.compile.lower.program import Lowering, Port, Program, identifier
+from opsmith.compile.lower.program import Lowering, Port, Program, Target, identifier
 from opsmith.compile.lower.registry import INFER, LOWER, Node, key_of
 from opsmith.compile.values import Abstract, Buffer, Unsupported
 
@@ -26,6 +26,7 @@ def lower_region(
     outputs: Sequence[ir.Value],
     given: Mapping[ir.Value, Abstract],
     opset: int,
+    target: Target,
 ) -> Program:
     """`given` holds what is known of the inputs and of every constant that the nodes use."""
     program = Program(name)
@@ -37,7 +38,7 @@ def lower_region(
     for i, value in enumerate(outputs):
         buffer = Buffer(f"out{i}_{identifier(value.name or '')}"[:48], facts[value].dtype, facts[value].size, "output")
         program.outputs.append(Port(value, buffer, facts[value]))
-    out = Lowering(program, facts, outputs)
+    out = Lowering(program, facts, outputs, target)
     for port in program.inputs:
         out.bind_input(port)
     groups = fuse.make_groups(nodes, facts, outputs)
@@ -74,4 +75,4 @@ def lower_node(node: Node, group: fuse.Group | None, out: Lowering, known: dict[
     LOWER[key_of(group.anchor)](known[group.anchor], out)
 
 
-__all__ = ["INFER", "LOWER", "Unsupported", "lower_region"]
+__all__ = ["INFER", "LOWER", "Program", "Target", "Unsupported", "lower_region"]

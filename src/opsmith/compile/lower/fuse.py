@@ -20,6 +20,7 @@ from opsmith.compile.values import CPP, FLOATS, Abstract, DataType, FloatScalar,
 
 MAX_LEAVES = 10  # operands of one loop; more would spill registers and run out of load ports
 MAX_NODES = 48
+IDENTITY = "[](F acc, Row, i64, auto) -> F { return acc; }"
 
 
 def make_groups(

@@ -53,6 +53,7 @@ class Call:
     bytes: Dim = ZERO
     nodes: list[str] = dataclasses.field(default_factory=list)  # every original node that this call computes
     notes: list[str] = dataclasses.field(default_factory=list)  # algorithm choices, for opsmith.json
+    can_fail: bool = False  # it checks data (indices), and the run ends if the check fails
 
 
 @dataclasses.dataclass
@@ -92,6 +93,15 @@ class Program:
     workspaces: list[str] = dataclasses.field(default_factory=list)  # C++ byte counts; one shared buffer holds the largest
     locals: dict[str, str] = dataclasses.field(default_factory=dict)  # atom -> name of the C++ local that holds it
     weight_bytes: int = 0
+    headers: set[str] = dataclasses.field(default_factory=lambda: {"ort_abi.hpp", "memory.hpp"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The machine that code is made for, and what the user allows."""
+
+    lanes: int  # floats in a vector: 16 with AVX-512, 8 with AVX, 4 elsewhere
+    strict: bool = False  # no algorithm that changes rounding beyond plain reordering (Winograd, ...)
 
 
 @dataclasses.dataclass
@@ -124,8 +134,11 @@ def operands(node: ir.Node) -> list[ir.Value]:
 class Lowering:
     """What a lowering function writes to: asks for its operands, allocates its results, adds calls."""
 
-    def __init__(self, program: Program, facts: dict[ir.Value, Abstract], outputs: Sequence[ir.Value]) -> None:
+    def __init__(
+        self, program: Program, facts: dict[ir.Value, Abstract], outputs: Sequence[ir.Value], target: Target
+    ) -> None:
         self.program = program
+        self.target = target
         self.facts = facts
         self.views: dict[ir.Value, View] = {}
         self._outputs = {v: i for i, v in enumerate(outputs)}
@@ -337,9 +350,10 @@ class Lowering:
         self.program.instances.setdefault(name, Instance(name, parameters, tuple(includes), body, comment))
         return name
 
-    def workspace(self, byte_count: str) -> str:
-        """Ask for scratch memory for one call; the argument is C++ text."""
+    def workspace(self, byte_count: str, header: str) -> str:
+        """Ask for scratch memory for one call; the argument is C++ text, `header` declares its functions."""
         self.program.workspaces.append(byte_count)
+        self.program.headers.add(header)
         return "workspace"
 
     def call(
@@ -352,6 +366,8 @@ class Lowering:
         comment: str = "",
         flops: DimLike = 0,
         notes: Sequence[str] = (),
+        can_fail: bool = False,
+        header: str | None = None,
     ) -> None:
         index = len(self.program.calls)
         read = [r.buffer if isinstance(r, View) else r for r in reads]
@@ -369,8 +385,10 @@ class Lowering:
             else:
                 moved = moved + v.elements * v.dtype.itemsize
         self.program.calls.append(
-            Call(kernel, text, self.node, comment, read, written, dim(flops), moved, list(self.nodes), list(notes))
+            Call(kernel, text, self.node, comment, read, written, dim(flops), moved, list(self.nodes), list(notes), can_fail)
         )
+        if header is not None:
+            self.program.headers.add(header)
 
     def check(self, condition: str, message: str) -> None:
         self.program.checks.append((self.node, condition, message))

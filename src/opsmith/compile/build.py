@@ -1,0 +1,191 @@
+"""The compiler driver: C++ files in, one shared library out, through a content-addressed cache.
+
+The key of an object file is its source, the kernel headers, the flags, the compiler's version and the CPU's features; the same
+model on the same machine is therefore built once, and kernels are shared between models.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import platformdirs
+
+from opsmith import machine
+from opsmith.compile.emit import Source
+from opsmith.errors import OpsmithError
+
+KERNELS = Path(__file__).parent.parent / "kernels"
+
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",  # only RegisterCustomOps is exported: two libraries in one process cannot mix
+    "-fno-exceptions",  # errors are ORT statuses; no unwinding tables
+    "-fno-rtti",
+    "-fno-math-errno",  # sqrt and friends become instructions
+    "-fno-trapping-math",  # lets comparisons and conversions be vectorised; no result changes
+    "-fwrapv",  # integer overflow wraps as ONNX integers do, instead of being undefined
+    "-ffp-contract=fast",  # a * b + c as one FMA
+    "-Wall",
+)
+LINK_FLAGS = (
+    "-shared",
+    "-Wl,-z,nodelete",  # ORT may unload the library while its threads still hold code addresses
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiler:
+    command: tuple[str, ...]
+    name: str  # "g++", "clang++" or "zig"
+    version: str
+
+    def compile_command(self, source: Path, target: Path, includes: Sequence[Path]) -> list[str]:
+        inputs = [*(f"-I{i}" for i in includes), "-c", str(source), "-o", str(target)]
+        return [*self.command, *self.flags(), *inputs]
+
+    def flags(self) -> list[str]:
+        flags = [*FLAGS, "-march=native"]
+        if self.name == "zig":
+            flags += ["-x", "c++", "-fno-sanitize=all"]  # zig turns UBSan traps on by default
+        return flags
+
+    def link_command(self, objects: Sequence[Path], target: Path) -> list[str]:
+        # The C driver links no C++ runtime: the library needs nothing but libc and libm.
+        command = [c.replace("g++", "gcc") if self.name == "g++" else c for c in self.command]
+        if self.name == "clang++":
+            command = [*self.command, "-nostdlib++"]
+        if self.name == "zig":
+            command = [*self.command, "-nostdlib++"]
+        return [*command, *LINK_FLAGS, *(str(o) for o in objects), "-o", str(target), "-lm"]
+
+
+def find_compiler(wanted: str | None = None) -> Compiler:
+    """g++, clang++, then zig from PyPI; `wanted` or $OPSMITH_COMPILER names one."""
+    wanted = wanted or os.environ.get("OPSMITH_COMPILER") or None
+    for name in [wanted] if wanted else ["g++", "clang++", "zig"]:
+        found = _compiler(name)
+        if found is not None:
+            return found
+    if wanted:
+        raise OpsmithError(f"the C++ compiler {wanted!r} was not found", "unset OPSMITH_COMPILER to search for others")
+    raise OpsmithError(
+        "no C++ compiler was found", 'install g++ or clang++, or run: pip install "opsmith[toolchain]"'
+    )
+
+
+@functools.cache
+def _compiler(name: str) -> Compiler | None:
+    if name == "zig":
+        if importlib.util.find_spec("ziglang") is None:
+            return None
+        command: tuple[str, ...] = (sys.executable, "-m", "ziglang", "c++")
+        version_command = [sys.executable, "-m", "ziglang", "version"]
+    else:
+        path = shutil.which(name)
+        if path is None:
+            return None
+        command = (path,)
+        version_command = [path, "--version"]
+    result = subprocess.run(version_command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        return None
+    kind = "clang++" if "clang" in Path(name).name else "zig" if name == "zig" else "g++"
+    return Compiler(command, kind, result.stdout.splitlines()[0].strip())
+
+
+def cache_folder() -> Path:
+    """Where built objects live; $OPSMITH_CACHE moves it."""
+    given = os.environ.get("OPSMITH_CACHE")
+    return Path(given) if given else Path(platformdirs.user_cache_dir("opsmith"))
+
+
+@functools.cache
+def headers_digest() -> str:
+    digest = hashlib.sha256()
+    for header in sorted(KERNELS.glob("*.hpp")):
+        digest.update(header.name.encode() + header.read_bytes())
+    return digest.hexdigest()
+
+
+def build(
+    sources: Sequence[Source],
+    folder: Path,
+    library: Path,
+    *,
+    compiler: Compiler | None = None,
+    on_step: Callable[[str], None] = lambda _: None,
+    jobs: int | None = None,
+) -> Path:
+    """Write the sources to `folder`, compile what the cache does not have, link `library`."""
+    compiler = compiler or find_compiler()
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in sources:
+        (folder / source.name).write_text(source.text, encoding="utf-8")
+    shared = "".join(s.text for s in sources if not s.compiled and s.name != "instances.hpp")
+    declared = "".join(s.text for s in sources if s.name == "instances.hpp")
+    cache = cache_folder() / "objects"
+    cache.mkdir(parents=True, exist_ok=True)
+    objects: list[Path] = []
+    todo: list[tuple[Source, Path]] = []
+    for source in (s for s in sources if s.compiled):
+        text = source.text + shared + (declared if "instances.hpp" in source.text else "")
+        target = cache / f"{_key(text, compiler)}.o"
+        objects.append(target)
+        if not target.exists():
+            todo.append((source, target))
+    # The largest files first, so that the last one to finish is a small one.
+    todo.sort(key=lambda t: -len(t[0].text))
+    with concurrent.futures.ThreadPoolExecutor(jobs or machine.cores()) as pool:
+        futures = {pool.submit(_compile, compiler, folder / s.name, target, folder): s for s, target in todo}
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                future.result()
+                on_step(futures[future].name)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+    _run(compiler.link_command(objects, library), compiler, "link the library")
+    return library
+
+
+def _key(text: str, compiler: Compiler) -> str:
+    parts = [text, headers_digest(), " ".join(compiler.flags()), compiler.name, compiler.version, *sorted(machine.cpu_features())]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+def _compile(compiler: Compiler, source: Path, target: Path, folder: Path) -> None:
+    handle, name = tempfile.mkstemp(suffix=".o", dir=target.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        _run(compiler.compile_command(source, temporary, [KERNELS, folder]), compiler, f"compile {source.name}")
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _run(command: list[str], compiler: Compiler, what: str) -> None:
+    environment = dict(os.environ)
+    if compiler.name == "zig":
+        for variable in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
+            environment.setdefault(variable, str(cache_folder() / "zig"))
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if result.returncode != 0:
+        log = Path(tempfile.gettempdir()) / "opsmith_build.log"
+        log.write_text(" ".join(command) + "\n" + result.stderr, encoding="utf-8")
+        first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200])
+        raise OpsmithError(f"{compiler.name} could not {what}: {first.strip()}", f"the whole log is in {log}")
