@@ -263,6 +263,11 @@ class Draft:
     folder: Path
     path: Path
     record: dict[str, Any]
+    plain: bool = False  # a .onnx file on its own, not a variant folder
+
+    def write_record(self) -> None:
+        file = self.path.with_suffix(".opsmith.json") if self.plain else self.folder / RECORD
+        file.write_text(json.dumps(self.record, indent=2, default=str) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -289,11 +294,10 @@ def new_variant(
     temporary.chmod(0o755)
     started = time.monotonic()
     try:
-        draft = Draft(temporary, temporary / name, _new_record(verb, parent, options))
+        draft = Draft(temporary, temporary / name, _new_record(verb, parent, options), plain)
         yield draft
         draft.record["seconds"] = round(time.monotonic() - started, 3)
-        record = (temporary / name).with_suffix(".opsmith.json") if plain else temporary / RECORD
-        record.write_text(json.dumps(draft.record, indent=2, default=str) + "\n", encoding="utf-8")
+        draft.write_record()
         if plain:
             home.mkdir(parents=True, exist_ok=True)
             for file in temporary.iterdir():

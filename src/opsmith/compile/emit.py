@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from opsmith.compile.dims import Dim
 from opsmith.compile.lower.program import Call, Instance, Program
+from opsmith.compile.partition import plain_symbol
 from opsmith.compile.plan import Slot
 from opsmith.compile.values import CPP, Buffer, DataType
 
@@ -79,23 +80,13 @@ def _inputs(program: Program) -> list[str]:
     for i, port in enumerate(program.inputs):
         label = quoted(port.value.name or f"input {i}")
         for axis, d in enumerate(port.facts.dims):
-            plain = _plain_atom(d)
+            plain = plain_symbol(d)
             if plain is not None and plain not in bound:
                 bound.add(plain)
                 lines.append(f"[[maybe_unused]] const i64 {plain} = dims{i}[{axis}];")
             else:
                 later.append(f'run.check_equal({label}, "size of axis {axis}", dims{i}[{axis}], {d.cpp()});')
     return [*lines, *later, "if (run.failed()) return run.status;", ""]
-
-
-def _plain_atom(d: Dim) -> str | None:
-    """The symbol, if the size is just one."""
-    if len(d.terms) != 1:
-        return None
-    ((monomial, coefficient),) = d.terms.items()
-    if coefficient != 1 or len(monomial) != 1 or not monomial[0].isidentifier():
-        return None
-    return monomial[0]
 
 
 def _sizes(program: Program) -> list[str]:

@@ -16,7 +16,18 @@ import onnx_ir as ir
 
 from opsmith.compile.dims import Dim, atom, dim, floor_div
 from opsmith.compile.lower.infer import infer_node
-from opsmith.compile.values import CPP, Abstract, Constant, Unsupported, of_constant
+from opsmith.compile.lower.program import input_name
+from opsmith.compile.values import (
+    CPP,
+    INTEGERS,
+    SMALL,
+    Abstract,
+    Constant,
+    Element,
+    FloatScalar,
+    Unsupported,
+    of_constant,
+)
 
 
 @dataclasses.dataclass
@@ -131,8 +142,12 @@ def analyse(graph: ir.Graph, opset: int) -> Analysis:
     facts: dict[ir.Value, Abstract] = {}
     reasons: dict[ir.Node, str] = {}
     inputs = set(graph.inputs)
-    for value in graph.inputs:
+    for i, value in enumerate(graph.inputs):
         if (fact := facts_of_input(value, symbols)) is not None:
+            sizes = fact.static_dims()
+            if sizes is not None and len(sizes) <= 1 and sum(sizes) <= SMALL:
+                count = sizes[0] if sizes else 1
+                fact = Abstract(fact.dtype, fact.dims, _elements_of_input(fact.dtype, input_name(i, value), count))
             facts[value] = fact
     for value in graph.initializers.values():
         if value not in inputs and (constant := constant_of(value)) is not None:
@@ -209,3 +224,45 @@ def finish_region(name: str, nodes: Sequence[ir.Node], graph: ir.Graph, analysis
             if value in graph_outputs or used_outside:
                 outputs[value] = None
     return Region(name, list(nodes), list(inputs), list(outputs))
+
+
+def region_facts(region: Region, analysis: Analysis) -> dict[ir.Value, Abstract]:
+    """What lowering may assume: constants, and the inputs with sizes in terms of the region's own inputs.
+
+    A size that needs symbols which no input of this region shows becomes a symbol of its own.
+    """
+    facts = {v: f for v, f in analysis.facts.items() if f.constant is not None and v.producer() is None}
+    shown = {plain for v in region.inputs for d in analysis.facts[v].dims if (plain := plain_symbol(d)) is not None}
+    fresh: dict[Dim, Dim] = {}
+    for i, value in enumerate(region.inputs):
+        known = analysis.facts[value]
+        dims: list[Dim] = []
+        for d in known.dims:
+            if d.value is None and not d.atoms() <= shown:
+                d = fresh.setdefault(d, atom(f"size{len(fresh)}_"))
+            dims.append(d)
+        elements = None
+        count = [d.value for d in dims]
+        if len(dims) <= 1 and None not in count and sum(c or 0 for c in count) <= SMALL:
+            elements = _elements_of_input(known.dtype, input_name(i, value), count[0] if count else 1)
+        facts[value] = Abstract(known.dtype, tuple(dims), elements)
+    return facts
+
+
+def _elements_of_input(dtype: ir.DataType, name: str, count: int | None) -> tuple[Element, ...] | None:
+    """A small input can be read while sizes are computed."""
+    if dtype in INTEGERS or dtype == ir.DataType.BOOL:
+        return tuple(atom(f"i64({name}[{i}])") for i in range(count or 0))
+    if dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        return tuple(FloatScalar(f"double({name}[{i}])") for i in range(count or 0))
+    return None
+
+
+def plain_symbol(d: Dim) -> str | None:
+    """The symbol, if the size is just one."""
+    if len(d.terms) != 1:
+        return None
+    ((monomial, coefficient),) = d.terms.items()
+    if coefficient != 1 or len(monomial) != 1 or not monomial[0].isidentifier():
+        return None
+    return monomial[0]

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from opsmith.compile.lower import fuse
 from opsmith.compile.lower.infer import infer_nodes
-from opsmith.compile.lower.program import Lowering, Port, Program, Target, identifier
+from opsmith.compile.lower.program import Lowering, Port, Program, Target, identifier, input_name
 from opsmith.compile.lower.registry import INFER, LOWER, Node, key_of
 from opsmith.compile.values import Abstract, Buffer, Unsupported
 
@@ -33,7 +33,7 @@ def lower_region(
     facts = dict(given)
     known = infer_nodes(nodes, facts, opset)
     for i, value in enumerate(inputs):
-        buffer = Buffer(f"in{i}_{identifier(value.name or '')}"[:48], facts[value].dtype, facts[value].size, "input")
+        buffer = Buffer(input_name(i, value), facts[value].dtype, facts[value].size, "input")
         program.inputs.append(Port(value, buffer, facts[value]))
     for i, value in enumerate(outputs):
         buffer = Buffer(f"out{i}_{identifier(value.name or '')}"[:48], facts[value].dtype, facts[value].size, "output")

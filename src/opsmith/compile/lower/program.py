@@ -405,6 +405,11 @@ def identifier(text: str) -> str:
     return f"t_{name}" if name[0].isdigit() else name
 
 
+def input_name(index: int, value: ir.Value) -> str:
+    """The C++ variable of a region's input."""
+    return f"in{index}_{identifier(value.name or '')}"[:48]
+
+
 def short_name(value: ir.Value) -> str:
     """A readable name for a value: the last parts of the exporter's path."""
     parts = [p for p in re.split(r"[^\w]+", value.name or "t") if p]

@@ -1,0 +1,125 @@
+"""Convert: regions become single custom-op nodes, weights go into one external-data file that ORT memory-maps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import onnx_ir as ir
+
+from opsmith.compile.lower.program import Program
+from opsmith.compile.partition import Region
+
+PAGE = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Blob:
+    """The packed weights of one region inside the data file."""
+
+    offset: int
+    bytes: int
+    checksum: int
+
+
+def write_weights(programs: Sequence[Program], path: Path, on_step: Callable[[str], None] = lambda _: None) -> list[Blob]:
+    """Pack and write one weight at a time: the peak is one tensor, not the model."""
+    blobs: list[Blob] = []
+    with path.open("wb") as file:
+        for program in programs:
+            start = _align(file, PAGE)
+            for weight in sorted(program.weights.values(), key=lambda w: w.offset):
+                file.seek(start + weight.offset)
+                data = np.ascontiguousarray(weight.write())
+                if data.nbytes > weight.bytes:
+                    raise AssertionError(f"{weight.key}: {data.nbytes} bytes packed, {weight.bytes} planned")
+                file.write(data.view(np.uint8).reshape(-1).data if data.nbytes else b"")
+                on_step(weight.key)
+            size = _round_up(program.weight_bytes, 8)
+            file.truncate(max(file.seek(0, 2), start + size))
+            blobs.append(Blob(start, size, 0))
+    return [dataclasses.replace(b, checksum=sample_checksum(path, b.offset, b.bytes)) for b in blobs]
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def _align(file: BinaryIO, step: int) -> int:
+    end = file.seek(0, 2)
+    file.truncate(_round_up(end, step))
+    return file.seek(0, 2)
+
+
+def sample_checksum(path: Path, offset: int, count: int) -> int:
+    """FNV-1a over at most 4096 evenly spread words; the same as sample_checksum in ort_abi.hpp."""
+    value = 1469598103934665603
+
+    def mix(word: int) -> None:
+        nonlocal value
+        value = ((value ^ word) * 1099511628211) & 0xFFFFFFFFFFFFFFFF
+
+    mix(count)
+    words = count // 8
+    samples = min(words, 4096)
+    if samples:
+        data = np.memmap(path, np.uint64, "r", offset, (words,))
+        step = words // samples
+        for word in data[: step * samples : step].tolist():
+            mix(word)
+    return value
+
+
+def replace_regions(
+    model: ir.Model, regions: Sequence[Region], blobs: Sequence[Blob], domain: str, data: Path
+) -> None:
+    """Each region's nodes become one node `domain::region<i>`; names, types and shapes of all values stay."""
+    graph = model.graph
+    for region, blob in zip(regions, blobs):
+        inputs: list[ir.Value | None] = [*region.inputs]
+        if blob.bytes:
+            tensor = ir.ExternalTensor(
+                data.name, blob.offset, blob.bytes, ir.DataType.UINT8,
+                shape=ir.Shape([blob.bytes]), name=f"{region.name}.weights", base_dir=data.parent,
+            )  # fmt: skip
+            weights = ir.Value(name=f"{region.name}.weights", type=ir.TensorType(ir.DataType.UINT8), shape=tensor.shape, const_value=tensor)
+            graph.register_initializer(weights)
+            inputs.append(weights)
+        node = ir.Node(domain, region.name, inputs, num_outputs=len(region.outputs), name=region.name)
+        graph.insert_before(region.nodes[0], node)
+        for old, new in zip(region.outputs, node.outputs):
+            name, new.type, new.shape = old.name, old.type, old.shape
+            old.replace_all_uses_with(new, replace_graph_outputs=True)
+            old.name = f"{name}.replaced"
+            new.name = name
+        graph.remove(region.nodes, safe=True)
+    graph.sort()
+    model.opset_imports[domain] = 1
+    graph.opset_imports[domain] = 1
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+    ir.passes.common.RemoveUnusedFunctionsPass()(model)
+
+
+def save_converted(model: ir.Model, path: Path, data: Path) -> None:
+    """Write the model; initializers that stay with ORT follow the packed weights in the data file if they are large."""
+    with data.open("r+b") as file:
+        for value in model.graph.initializers.values():
+            tensor = value.const_value
+            if tensor is None or (isinstance(tensor, ir.ExternalTensor) and Path(tensor.path) == data):
+                continue
+            if tensor.nbytes < 65536 or tensor.dtype == ir.DataType.STRING:
+                if isinstance(tensor, ir.ExternalTensor):
+                    value.const_value = ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
+                continue
+            start = _align(file, PAGE)
+            file.write(tensor.tobytes())
+            value.const_value = ir.ExternalTensor(
+                data.name, start, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=value.name or "", base_dir=data.parent
+            )
+        empty = file.seek(0, 2) == 0
+    if empty:
+        data.unlink()
+    ir.save(model, path)
