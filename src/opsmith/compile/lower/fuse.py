@@ -249,12 +249,17 @@ class ExtraLeaf:
 
 
 def plan_epilogue(
-    group: Group, out: Lowering, nodes: dict[ir.Node, Node], order: Sequence[int], extra: Sequence[ExtraLeaf] = ()
+    group: Group,
+    out: Lowering,
+    nodes: dict[ir.Node, Node],
+    order: Sequence[int],
+    extra: Sequence[ExtraLeaf] = (),
+    outer: bool = True,
 ) -> Epilogue | None:
     """The group as an epilogue on output rows; None if an operand cannot be addressed by (row, column).
 
     `order` lists the output's axes in memory order; the last one is the column, all others together are the row, the first
-    one is Row::outer.
+    one is Row::outer, if the kernel counts that (`outer`).
     """
     accumulator = group.anchor.outputs[0] if group.anchor else None
     dims = out.facts[group.root.outputs[0]].dims
@@ -264,7 +269,7 @@ def plan_epilogue(
     views: list[View] = []
 
     def leaf(name: str, view: View) -> bool:
-        access = _access(view, dims, order)
+        access = _access(view, dims, order, outer)
         if access is None:
             return False
         text, ld = access
@@ -298,7 +303,7 @@ def plan_epilogue(
     return Epilogue(text, "".join(parameters), "".join(arguments), views, slug, comment, flops)
 
 
-def _access(view: View, dims: Sequence[Dim], order: Sequence[int]) -> tuple[str, Dim] | None:
+def _access(view: View, dims: Sequence[Dim], order: Sequence[int], outer: bool) -> tuple[str, Dim] | None:
     """C++ to read an operand at (row, col), and its leading dimension."""
     lead = len(dims) - len(view.dims)
     strides: list[Dim] = []
@@ -319,6 +324,8 @@ def _access(view: View, dims: Sequence[Dim], order: Sequence[int]) -> tuple[str,
     if not used:
         return read.replace("{at}", ""), ZERO
     if used == [0] and len([d for d in row_dims if d != 1]) > 1:
+        if not outer:
+            return None
         return read.replace("{at}", "row.outer * {ld} + "), rows[0]
     if _even(rows, row_dims):
         ld = rows[max(used)]

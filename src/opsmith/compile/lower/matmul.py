@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -128,13 +128,13 @@ def linear(
         tb = CPP[store.dtype]
         name = out.instance(
             f"gemm_{epilogue.slug}" if epilogue.slug else "gemm",
-            f"const Pool& pool, i64 m, i64 n, i64 k, const {ta}* a, i64 lda, const {tb}* b, {tc}* c, i64 ldc{epilogue.parameters}",
-            f"gemm(pool, m, n, k, a, lda, b, c, ldc, {epilogue.lambda_text});",
+            f"const Pool& pool, i64 m, i64 n, i64 k, const {ta}* a, i64 lda, const {tb}* b, {tc}* c, i64 ldc, [[maybe_unused]] i64 rows_per_item{epilogue.parameters}",
+            f"gemm(pool, m, n, k, a, lda, b, c, ldc, {epilogue.lambda_text}, rows_per_item);",
             ("gemm.hpp", "elementwise.hpp"),
             f"product with packed weights{'; then ' + epilogue.comment if epilogue.comment else ''}",
         )
         lda = left.strides[-2] if len(left.dims) > 1 else left.dims[-1]
-        arguments = [out.cpp(rows), str(n), str(k), out.pointer(left), out.cpp(lda), store.name, out.pointer(target), str(n)]
+        arguments = [out.cpp(rows), str(n), str(k), out.pointer(left), out.cpp(lda), store.name, out.pointer(target), str(n), out.cpp(product(target.dims[1:-1]))]
         out.call(
             name,
             f"{name}(pool, {', '.join(arguments)}{epilogue.arguments});",
@@ -173,28 +173,34 @@ def _even_rows(left: View, out: Lowering) -> View:
     return out.dense(left)
 
 
-def anchored(node: Node, out: Lowering, emit: object, extra: Sequence[fuse.ExtraLeaf] = (), column: bool = True) -> None:
+def anchored(
+    node: Node,
+    out: Lowering,
+    emit: Callable[[View, fuse.Epilogue], None],
+    extra: Sequence[fuse.ExtraLeaf] = (),
+    column: bool = True,
+    outer: bool = True,
+    order: Sequence[int] | None = None,
+) -> None:
     """Run `emit(target, epilogue)` with the node's group as epilogue, or store the plain result and run the group as a map.
 
-    The output is row-major; `column` False means that its last axis was squeezed away (matrix times vector).
+    The output lies in `order`; `column` False means that its last axis was squeezed away (matrix times vector).
     """
-    assert callable(emit)
     anchor, group = node.ir, out.group
-    rank = len(out.facts[anchor.outputs[0]].dims)
-    order = tuple(range(rank))
+    order = order or tuple(range(len(out.facts[anchor.outputs[0]].dims)))
     if column:
-        epilogue = fuse.plan_epilogue(group, out, out.known, order, extra)
+        epilogue = fuse.plan_epilogue(group, out, out.known, order, extra, outer)
         if epilogue is not None:
-            emit(out.result(group.root.outputs[0]), epilogue)
+            emit(out.result(group.root.outputs[0], order), epilogue)
             return
     plain = fuse.Group(anchor, [], anchor)
     if not column and not extra:
         epilogue = fuse.Epilogue(fuse.IDENTITY, "", "", [], "", "", 0)
     else:
-        epilogue = fuse.plan_epilogue(plain, out, out.known, order, extra)
+        epilogue = fuse.plan_epilogue(plain, out, out.known, order, extra, outer)
     if epilogue is None:
         raise Unsupported("an operand cannot be read row by row")
-    emit(out.result(anchor.outputs[0]), epilogue)
+    emit(out.result(anchor.outputs[0], order), epilogue)
     if group.nodes:
         fuse.lower_map(fuse.Group(group.root, group.nodes), out, out.known)
 
@@ -214,7 +220,7 @@ def _lower_batched(node: Node, out: Lowering) -> None:
 def batched(node: Node, out: Lowering, left: View, right: View, extra: Sequence[fuse.ExtraLeaf] = ()) -> None:
     """left (..., M, K) @ right (..., K, N) with any strides; batch dims that one stride cannot walk become loops."""
     facts = out.facts[node.ir.outputs[0]]
-    left, right = (out.dense(_as_float(v, out)) if v.dtype != DataType.FLOAT else v for v in (left, right))
+    left, right = as_float(left, out), as_float(right, out)
     rank = max(len(left.dims), len(right.dims))
     left, right = (_lead(v, rank) for v in (left, right))
     m, k, n = left.dims[-2], left.dims[-1], right.dims[-1]
@@ -279,10 +285,13 @@ def batched(node: Node, out: Lowering, left: View, right: View, extra: Sequence[
         if group.nodes:
             fuse.lower_map(fuse.Group(group.root, group.nodes), out, out.known)
         return
-    anchored(node, out, emit, extra)
+    anchored(node, out, emit, extra, outer=False)
 
 
-def _as_float(view: View, out: Lowering) -> View:
+def as_float(view: View, out: Lowering) -> View:
+    """The value in fp32; kernels that compute in place on activations want that."""
+    if view.dtype == DataType.FLOAT:
+        return view
     target = out.allocate(view.dims, DataType.FLOAT, hint=f"{view.buffer.name}_f32")
     out.emit_copy(view, target)
     return target

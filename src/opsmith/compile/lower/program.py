@@ -332,6 +332,10 @@ class Lowering:
         self.program.buffers.append(buffer)
         return buffer
 
+    def buffer(self, name: str) -> Buffer:
+        """The buffer behind a C++ variable."""
+        return next(b for b in self.program.buffers if b.name == name)
+
     def _from_elements(self, facts: Abstract, hint: str) -> View:
         """Write shape arithmetic into memory for a kernel that wants it there."""
         view = self.allocate(facts.dims, facts.dtype, hint=hint)

@@ -1,0 +1,200 @@
+"""Convolutions. Images lie channels-last inside a region, so that pixels are rows and channels are columns.
+
+    x (N, C, H, W), stored as (N, H, W, C); w (O, C/groups, KH, KW) packed at compile time -> (N, O, OH, OW), stored likewise
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from opsmith.compile import pack
+from opsmith.compile.dims import ONE, Dim, dim, floor_div, maximum, product
+from opsmith.compile.lower import fuse
+from opsmith.compile.lower.matmul import anchored, as_float
+from opsmith.compile.lower.program import Lowering
+from opsmith.compile.lower.registry import Node, infers, lowers
+from opsmith.compile.values import FLOATS, Abstract, Constant, DataType, Unsupported, View, abstract
+
+NHWC = (0, 2, 3, 1)
+
+
+def _geometry(node: Node, spatial: int, kernel: list[int]) -> tuple[list[int], list[int], list[int], list[int]]:
+    """strides, dilations, pads at the start, pads at the end; auto_pad is resolved by the caller."""
+    strides = node.attribute("strides") or [1] * spatial
+    dilations = node.attribute("dilations") or [1] * spatial
+    pads = node.attribute("pads") or [0] * (2 * spatial)
+    return strides, dilations, pads[:spatial], pads[spatial:]
+
+
+def _resolve(node: Node, dims: tuple[Dim, ...], kernel: list[int]) -> tuple[list[Dim], list[int], list[int], list[int]]:
+    """Output sizes, strides, dilations, and pads at the start."""
+    spatial = len(kernel)
+    strides, dilations, begin, end = _geometry(node, spatial, kernel)
+    mode = node.attribute("auto_pad", "NOTSET")
+    sizes: list[Dim] = []
+    for i in range(spatial):
+        reach = (kernel[i] - 1) * dilations[i] + 1
+        size = dims[2 + i]
+        if mode in ("SAME_UPPER", "SAME_LOWER"):
+            if size.value is None and strides[i] != 1:
+                raise Unsupported(f"auto_pad {mode} on a dynamic size")
+            if size.value is not None:
+                wanted = -(-size.value // strides[i])
+                total = max(0, (wanted - 1) * strides[i] + reach - size.value)
+                sizes.append(dim(wanted))
+            else:
+                total = reach - 1
+                sizes.append(size)
+            begin = list(begin)
+            begin[i] = total // 2 if mode == "SAME_UPPER" else total - total // 2
+            continue
+        pad = 0 if mode == "VALID" else begin[i] + end[i]
+        if mode == "VALID":
+            begin = [0] * spatial
+        length = size + (pad - reach)
+        sizes.append(length + 1 if strides[i] == 1 else floor_div(length, strides[i]) + 1)
+    return sizes, strides, dilations, list(begin)
+
+
+@infers("Conv")
+def _conv(node: Node) -> list[Abstract]:
+    x, w = node.input(0), node.input(1)
+    if x.dtype not in FLOATS or w.dtype not in FLOATS:
+        raise Unsupported(f"Conv on {x.dtype.name} stays with ONNX Runtime")
+    if w.constant is None:
+        raise Unsupported("the weights are not constant")
+    if x.rank not in (3, 4):
+        raise Unsupported(f"Conv on rank {x.rank}")
+    if any(p < 0 for p in node.attribute("pads") or []):
+        raise Unsupported("negative padding")
+    kernel = list(w.constant.dims[2:])
+    groups = int(node.attribute("group", 1))
+    channels = w.constant.dims[1] * groups
+    if x.dims[1] != channels:
+        if x.dims[1].value is not None:
+            raise Unsupported(f"{x.dims[1]} channels where the weights have {channels}")
+        node.checks.append((f"{x.dims[1].cpp()} == {channels}", "the number of channels differs from the weights'"))
+    sizes, _, _, _ = _resolve(node, x.dims, kernel)
+    for s in sizes:
+        if s.value is None:
+            node.checks.append((f"{s.cpp()} >= 0", "the image is smaller than the kernel"))
+        elif s.value < 0:
+            raise Unsupported("the image is smaller than the kernel")
+    return [abstract(x.dtype, [x.dims[0], w.constant.dims[0], *sizes])]
+
+
+def as_image(view: View) -> View:
+    """A 1-D signal (N, C, W) as an image of height 1."""
+    if len(view.dims) == 4:
+        return view
+    n, c, w = view.dims
+    return view.with_((n, c, ONE, w), (view.strides[0], view.strides[1], ONE, view.strides[2]))
+
+
+@lowers("Conv", anchor=True)
+def _lower_conv(node: Node, out: Lowering) -> None:
+    x = as_float(out.tensor(node.ir.inputs[0]), out)
+    constant = node.input(1).constant
+    assert constant is not None
+    flat = len(x.dims) == 3
+    sizes, strides, dilations, pads = _resolve(node, node.input(0).dims, list(constant.dims[2:]))
+    if flat:
+        strides, dilations, pads, sizes = [1, *strides], [1, *dilations], [0, *pads], [ONE, *sizes]
+    weights = Constant(
+        constant.key, constant.dtype, (*constant.dims[:2], 1, constant.dims[2]) if flat else constant.dims,
+        (lambda: constant.read()[:, :, None, :]) if flat else constant.read,
+    )  # fmt: skip
+    image = as_image(x)
+    source = channels_last(image, out)
+    groups = int(node.attribute("group", 1))
+    bias = [fuse.ExtraLeaf(_per_channel(out.tensor(node.ir.inputs[2]), 2 if not flat else 1), "acc + {0}")] if node.has(2) else []
+    shape = ConvCall(source, weights, sizes, strides, dilations, pads, groups)
+    convolve(node, out, shape, bias, order=(0, 2, 1) if flat else NHWC)
+
+
+def channels_last(view: View, out: Lowering) -> View:
+    """Pixels that one stride walks over, channels contiguous: as it lies, or copied."""
+    n, h, w, c = (view.strides[a] for a in NHWC)
+    dims = view.dims
+    unit = c == 1 or dims[1] == 1
+    even = (dims[3] == 1 or dims[2] == 1 or h == w * dims[3]) and (dims[0] == 1 or n == h * dims[2] or (dims[2] == 1 and n == w * dims[3]))
+    return view if unit and even and (dims[3] != 1 and dims[2] != 1) else out.dense(view, NHWC)
+
+
+def _per_channel(view: View, spatial: int) -> View:
+    """A bias (C,) as an operand of the logical output (N, C, ...)."""
+    return view.with_((ONE, *view.dims, *(ONE,) * spatial), (ONE, *view.strides, *(ONE,) * spatial))
+
+
+class ConvCall:
+    """Everything a convolution kernel needs besides its epilogue."""
+
+    def __init__(
+        self, x: View, weights: Constant, sizes: list[Dim], strides: list[int], dilations: list[int], pads: list[int], groups: int,
+        upsample: int = 1,
+    ) -> None:  # fmt: skip
+        self.x, self.weights, self.sizes = x, weights, sizes
+        self.strides, self.dilations, self.pads, self.groups, self.upsample = strides, dilations, pads, groups, upsample
+
+    def text(self, out: Lowering) -> str:
+        n, c, h, w = self.x.dims
+        o, _, kh, kw = self.weights.dims
+        pixel = self.x.strides[3]
+        fields = [n, h, w, c, *self.sizes, o, kh, kw, *self.strides, *self.pads, *self.dilations, self.groups, pixel, o, self.upsample]
+        return f"ConvShape{{{', '.join(out.cpp(f) for f in fields)}}}"
+
+    def flops(self) -> Dim:
+        o, c, kh, kw = self.weights.dims
+        return self.x.dims[0] * product(self.sizes) * (2 * o * c * kh * kw)
+
+
+def convolve(node: Node, out: Lowering, shape: ConvCall, extra: list[fuse.ExtraLeaf], order: tuple[int, ...]) -> None:
+    algorithm = choose(shape, out)
+    packed = algorithm.pack(shape, out)
+
+    def emit(target: View, epilogue: fuse.Epilogue) -> None:
+        if target.dtype != DataType.FLOAT:
+            raise Unsupported("half-precision images")
+        slug = f"{algorithm.kernel}_{epilogue.slug}" if epilogue.slug else algorithm.kernel
+        name = out.instance(
+            slug,
+            f"const Pool& pool, const ConvShape& shape, const float* x, const float* weights, float* y, void* workspace{epilogue.parameters}",
+            f"{algorithm.kernel}(pool, shape, x, weights, y, workspace, {epilogue.lambda_text});",
+            (algorithm.header, "elementwise.hpp"),
+            f"{algorithm.comment}{'; then ' + epilogue.comment if epilogue.comment else ''}",
+        )
+        text = shape.text(out)
+        space = out.workspace(f"{algorithm.kernel}_workspace({text})", algorithm.header)
+        o, _, kh, kw = shape.weights.dims
+        out.call(
+            name,
+            f"{name}(pool, {text}, {out.pointer(shape.x)}, {packed}, {out.pointer(target)}, {space}{epilogue.arguments});",
+            reads=[shape.x, out.buffer(packed), *epilogue.views],
+            writes=[target],
+            comment=f"{kh}x{kw} {shape.x.dims[1]} -> {o}{'; ' + epilogue.comment if epilogue.comment else ''}",
+            flops=shape.flops(),
+            notes=algorithm.notes,
+            header=algorithm.header,
+        )
+
+    anchored(node, out, emit, extra, order=order)
+
+
+class Algorithm:
+    kernel, header, comment = "conv2d", "conv.hpp", "convolution as an implicit matrix product"
+    notes: tuple[str, ...] = ()
+
+    def pack(self, shape: ConvCall, out: Lowering) -> str:
+        w, lanes, groups = shape.weights, out.target.lanes, shape.groups
+        o, c, kh, kw = w.dims
+        size = groups * c * kh * kw * -(-(o // groups) // lanes) * lanes
+        return out.packed(
+            f"conv2d({w.key})", DataType.FLOAT, size, 4, lambda: pack.pack_conv2d(np.asarray(w.read(), np.float32), groups, lanes)
+        ).name
+
+
+def choose(shape: ConvCall, out: Lowering) -> Algorithm:
+    return Algorithm()
+
+
+__all__ = ["ConvCall", "convolve", "floor_div", "maximum"]
