@@ -80,7 +80,9 @@ def compile(
     result = summarize(cut, total)
     if dry_run:
         return result
-    return write(cut, src, dest, tool, result, verify=verify, options={"regions": regions, "search": search, "strict": strict})
+    return write(
+        cut, src, dest, tool, result, verify=verify, options={"regions": regions, "search": search, "strict": strict}
+    )
 
 
 def load(src: ModelLike) -> ir.Model:
@@ -112,7 +114,9 @@ def partition(model: ir.Model, wanted: str, target: Target) -> Cut:
             region.name = f"region{i}"
             facts = region_facts(region, analysis)
             try:
-                programs.append(lower_region(region.name, region.nodes, region.inputs, region.outputs, facts, opset, target))
+                programs.append(
+                    lower_region(region.name, region.nodes, region.inputs, region.outputs, facts, opset, target)
+                )
             except Unsupported as reason:
                 node = getattr(reason, "node", None) or region.nodes[-1]
                 analysis.reasons[node] = str(reason)
@@ -164,7 +168,10 @@ def _require_whole(regions: list[Region], analysis: Analysis, model: ir.Model) -
 
 
 def summarize(cut: Cut, total: int) -> CompileResult:
-    rows = [RegionResult(r.name, [n.name or n.op_type for n in r.nodes], len(p.calls)) for r, p in zip(cut.regions, cut.programs)]
+    rows = [
+        RegionResult(r.name, [n.name or n.op_type for n in r.nodes], len(p.calls))
+        for r, p in zip(cut.regions, cut.programs)
+    ]
     inside = {n for r in cut.regions for n in r.nodes}
     left = [
         (n.op_type, n.name or "", cut.analysis.reasons.get(n, "not chosen")) for n in cut.model.graph if n not in inside
@@ -221,7 +228,8 @@ def write(
 
 def emit(cut: Cut, blobs: list[Blob]) -> tuple[list[Source], str]:
     instances = {i.name: i for p in cut.programs for i in p.instances.values()}
-    sources = emit_instances(list(instances.values()))
+    headers = {h for p in cut.programs for h in p.instance_headers}
+    sources = emit_instances(list(instances.values()), headers)
     sources += [emit_region(p, plan_memory(p)) for p in cut.programs]
     digest = hashlib.sha256("".join(s.text for s in sources).encode() + str(blobs).encode()).hexdigest()[:12]
     domain = f"opsmith.{digest}"

@@ -81,9 +81,7 @@ def find_compiler(wanted: str | None = None) -> Compiler:
             return found
     if wanted:
         raise OpsmithError(f"the C++ compiler {wanted!r} was not found", "unset OPSMITH_COMPILER to search for others")
-    raise OpsmithError(
-        "no C++ compiler was found", 'install g++ or clang++, or run: pip install "opsmith[toolchain]"'
-    )
+    raise OpsmithError("no C++ compiler was found", 'install g++ or clang++, or run: pip install "opsmith[toolchain]"')
 
 
 @functools.cache
@@ -163,7 +161,14 @@ def build(
 
 
 def _key(text: str, compiler: Compiler) -> str:
-    parts = [text, headers_digest(), " ".join(compiler.flags()), compiler.name, compiler.version, *sorted(machine.cpu_features())]
+    parts = [
+        text,
+        headers_digest(),
+        " ".join(compiler.flags()),
+        compiler.name,
+        compiler.version,
+        *sorted(machine.cpu_features()),
+    ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
 

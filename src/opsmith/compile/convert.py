@@ -25,7 +25,9 @@ class Blob:
     checksum: int
 
 
-def write_weights(programs: Sequence[Program], path: Path, on_step: Callable[[str], None] = lambda _: None) -> list[Blob]:
+def write_weights(
+    programs: Sequence[Program], path: Path, on_step: Callable[[str], None] = lambda _: None
+) -> list[Blob]:
     """Pack and write one weight at a time: the peak is one tensor, not the model."""
     blobs: list[Blob] = []
     with path.open("wb") as file:
@@ -73,9 +75,7 @@ def sample_checksum(path: Path, offset: int, count: int) -> int:
     return value
 
 
-def replace_regions(
-    model: ir.Model, regions: Sequence[Region], blobs: Sequence[Blob], domain: str, data: Path
-) -> None:
+def replace_regions(model: ir.Model, regions: Sequence[Region], blobs: Sequence[Blob], domain: str, data: Path) -> None:
     """Each region's nodes become one node `domain::region<i>`; names, types and shapes of all values stay."""
     graph = model.graph
     for region, blob in zip(regions, blobs):
@@ -85,7 +85,12 @@ def replace_regions(
                 data.name, blob.offset, blob.bytes, ir.DataType.UINT8,
                 shape=ir.Shape([blob.bytes]), name=f"{region.name}.weights", base_dir=data.parent,
             )  # fmt: skip
-            weights = ir.Value(name=f"{region.name}.weights", type=ir.TensorType(ir.DataType.UINT8), shape=tensor.shape, const_value=tensor)
+            weights = ir.Value(
+                name=f"{region.name}.weights",
+                type=ir.TensorType(ir.DataType.UINT8),
+                shape=tensor.shape,
+                const_value=tensor,
+            )
             graph.register_initializer(weights)
             inputs.append(weights)
         node = ir.Node(domain, region.name, inputs, num_outputs=len(region.outputs), name=region.name)
@@ -117,7 +122,13 @@ def save_converted(model: ir.Model, path: Path, data: Path) -> None:
             start = _align(file, PAGE)
             file.write(tensor.tobytes())
             value.const_value = ir.ExternalTensor(
-                data.name, start, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=value.name or "", base_dir=data.parent
+                data.name,
+                start,
+                tensor.nbytes,
+                tensor.dtype,
+                shape=tensor.shape,
+                name=value.name or "",
+                base_dir=data.parent,
             )
         empty = file.seek(0, 2) == 0
     if empty:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from opsmith.compile.dims import Dim
 from opsmith.compile.lower.program import Call, Instance, Program
@@ -26,9 +26,11 @@ class Source:
         return self.name.endswith(".cpp")
 
 
-def emit_instances(instances: Sequence[Instance]) -> list[Source]:
+def emit_instances(instances: Sequence[Instance], headers: Collection[str] = ()) -> list[Source]:
     """A header with all declarations, and a file per instance, so that each compiles and caches on its own."""
-    header = ["// The kernels this model uses, declared.", "#pragma once", "", '#include "elementwise.hpp"', "", "namespace opsmith {", ""]
+    header = ["// The kernels this model uses, declared.", "#pragma once", ""]
+    header += [f'#include "{h}"' for h in sorted({"elementwise.hpp", *headers})]
+    header += ["", "namespace opsmith {", ""]
     files: list[Source] = []
     for instance in sorted(instances, key=lambda i: i.name):
         header.append(f"// {instance.comment}")
@@ -108,7 +110,9 @@ def _memory(program: Program, slots: Sequence[Slot]) -> list[str]:
     weights = [b for b in program.buffers if b.place == "weight"]
     for b in weights:
         cpp = _cpp_type(b)
-        lines.append(f"[[maybe_unused]] const {cpp}* {b.name} = reinterpret_cast<const {cpp}*>(kernel.weights + {b.slot});")
+        lines.append(
+            f"[[maybe_unused]] const {cpp}* {b.name} = reinterpret_cast<const {cpp}*>(kernel.weights + {b.slot});"
+        )
     for i, port in enumerate(program.outputs):
         dims = ", ".join(d.cpp() for d in port.facts.dims) or "0"
         cpp = _cpp_type(port.buffer)
@@ -182,7 +186,14 @@ def _double(d: Dim) -> str:
 
 def emit_registration(domain: str, programs: Sequence[Program], checks: Sequence[int], sizes: Sequence[int]) -> Source:
     """The library's one exported function: it tells ORT about every region."""
-    lines = ["// Registers the regions of this model with ONNX Runtime.", "", '#include "ort_abi.hpp"', "", "namespace opsmith {", ""]
+    lines = [
+        "// Registers the regions of this model with ONNX Runtime.",
+        "",
+        '#include "ort_abi.hpp"',
+        "",
+        "namespace opsmith {",
+        "",
+    ]
     for p in programs:
         lines.append(f"OrtStatus* {p.name}(const Kernel& kernel, OrtKernelContext* context);")
     lines += ["", "namespace {", ""]

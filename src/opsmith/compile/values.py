@@ -1,9 +1,9 @@
 """What the compiler knows of a value: its type and symbolic dims, and, where it has them, its elements.
 
-    Abstract   the result of inference: dtype, dims, and for small integer values (shapes, axes, indices) the elements as
-               symbolic sizes, so that shape arithmetic becomes code instead of data
-    Constant   an initializer, read from its memory-mapped file only when somebody needs its numbers
-    View       where a value lies at run time: a buffer, an offset, strides; Transpose, Slice and most Reshapes are views
+Abstract   the result of inference: dtype, dims, and for small integer values (shapes, axes, indices) the elements as
+           symbolic sizes, so that shape arithmetic becomes code instead of data
+Constant   an initializer, read from its memory-mapped file only when somebody needs its numbers
+View       where a value lies at run time: a buffer, an offset, strides; Transpose, Slice and most Reshapes are views
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Constant:
     def size(self) -> int:
         return int(np.prod(self.dims, dtype=np.int64))
 
-    def map(self, name: str, dims: Sequence[int], f: Callable[[Array], Array], dtype: ir.DataType | None = None) -> Constant:
+    def map(
+        self, name: str, dims: Sequence[int], f: Callable[[Array], Array], dtype: ir.DataType | None = None
+    ) -> Constant:
         """A constant made of this one: computed when it is read, so nothing is copied before that."""
         return Constant(f"{name}({self.key})", dtype or self.dtype, tuple(dims), lambda: f(self.read()))
 
@@ -119,7 +121,7 @@ def float_literal(value: float, cpp: str = "float") -> str:
     """A C++ literal that reads back as exactly this number."""
     suffix = "f" if cpp == "float" else ""
     if np.isnan(value):
-        return f"__builtin_nan{suffix}(\"\")"
+        return f'__builtin_nan{suffix}("")'
     if np.isinf(value):
         return f"{'-' if value < 0 else ''}__builtin_inf{suffix}()"
     text = repr(float(np.float32(value))) if cpp == "float" else repr(float(value))

@@ -1,6 +1,6 @@
 """Convolutions. Images lie channels-last inside a region, so that pixels are rows and channels are columns.
 
-    x (N, C, H, W), stored as (N, H, W, C); w (O, C/groups, KH, KW) packed at compile time -> (N, O, OH, OW), stored likewise
+x (N, C, H, W), stored as (N, H, W, C); w (O, C/groups, KH, KW) packed at compile time -> (N, O, OH, OW), stored likewise
 """
 
 from __future__ import annotations
@@ -107,7 +107,11 @@ def _lower_conv(node: Node, out: Lowering) -> None:
     image = as_image(x)
     source = channels_last(image, out)
     groups = int(node.attribute("group", 1))
-    bias = [fuse.ExtraLeaf(_per_channel(out.tensor(node.ir.inputs[2]), 2 if not flat else 1), "acc + {0}")] if node.has(2) else []
+    bias = (
+        [fuse.ExtraLeaf(_per_channel(out.tensor(node.ir.inputs[2]), 2 if not flat else 1), "acc + {0}")]
+        if node.has(2)
+        else []
+    )
     shape = ConvCall(source, weights, sizes, strides, dilations, pads, groups)
     convolve(node, out, shape, bias, order=(0, 2, 1) if flat else NHWC)
 
@@ -117,7 +121,9 @@ def channels_last(view: View, out: Lowering) -> View:
     n, h, w, c = (view.strides[a] for a in NHWC)
     dims = view.dims
     unit = c == 1 or dims[1] == 1
-    even = (dims[3] == 1 or dims[2] == 1 or h == w * dims[3]) and (dims[0] == 1 or n == h * dims[2] or (dims[2] == 1 and n == w * dims[3]))
+    even = (dims[3] == 1 or dims[2] == 1 or h == w * dims[3]) and (
+        dims[0] == 1 or n == h * dims[2] or (dims[2] == 1 and n == w * dims[3])
+    )
     return view if unit and even and (dims[3] != 1 and dims[2] != 1) else out.dense(view, NHWC)
 
 
@@ -140,7 +146,23 @@ class ConvCall:
         n, c, h, w = self.x.dims
         o, _, kh, kw = self.weights.dims
         pixel = self.x.strides[3]
-        fields = [n, h, w, c, *self.sizes, o, kh, kw, *self.strides, *self.pads, *self.dilations, self.groups, pixel, o, self.upsample]
+        fields = [
+            n,
+            h,
+            w,
+            c,
+            *self.sizes,
+            o,
+            kh,
+            kw,
+            *self.strides,
+            *self.pads,
+            *self.dilations,
+            self.groups,
+            pixel,
+            o,
+            self.upsample,
+        ]
         return f"ConvShape{{{', '.join(out.cpp(f) for f in fields)}}}"
 
     def flops(self) -> Dim:
@@ -163,6 +185,7 @@ def convolve(node: Node, out: Lowering, shape: ConvCall, extra: list[fuse.ExtraL
             (algorithm.header, "elementwise.hpp"),
             f"{algorithm.comment}{'; then ' + epilogue.comment if epilogue.comment else ''}",
         )
+        out.program.instance_headers.add("conv.hpp")
         text = shape.text(out)
         space = out.workspace(f"{algorithm.kernel}_workspace({text})", algorithm.header)
         o, _, kh, kw = shape.weights.dims
@@ -189,7 +212,11 @@ class Algorithm:
         o, c, kh, kw = w.dims
         size = groups * c * kh * kw * -(-(o // groups) // lanes) * lanes
         return out.packed(
-            f"conv2d({w.key})", DataType.FLOAT, size, 4, lambda: pack.pack_conv2d(np.asarray(w.read(), np.float32), groups, lanes)
+            f"conv2d({w.key})",
+            DataType.FLOAT,
+            size,
+            4,
+            lambda: pack.pack_conv2d(np.asarray(w.read(), np.float32), groups, lanes),
         ).name
 
 

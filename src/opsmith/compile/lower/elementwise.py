@@ -78,7 +78,23 @@ plain("Sqrt", "sqrt({0})", kinds="fd", cost=4)
 plain("Floor", "floor({0})", kinds="fd")
 plain("Ceil", "ceil({0})", kinds="fd")
 plain("Round", "round({0})", kinds="fd")
-for _name in ("Exp", "Log", "Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Acosh", "Atanh", "Erf"):
+for _name in (
+    "Exp",
+    "Log",
+    "Sin",
+    "Cos",
+    "Tan",
+    "Asin",
+    "Acos",
+    "Atan",
+    "Sinh",
+    "Cosh",
+    "Tanh",
+    "Asinh",
+    "Acosh",
+    "Atanh",
+    "Erf",
+):
     plain(_name, f"{_name.lower()}({{0}})", kinds="fd", cost=16)
 plain("BitwiseAnd", "{0} & {1}", kinds="i")
 plain("BitwiseOr", "{0} | {1}", kinds="i")

@@ -114,8 +114,12 @@ def write_expression(
             text = element.text if isinstance(element, FloatScalar) else out.cpp(element)
             storage = "float" if fact.dtype in FLOATS else CPP[fact.dtype]
             scalars.append((f"{names[value]}_value", storage, f"({storage})({text})"))
-            wrapped = f"mask_of({names[value]}_value)" if fact.dtype == DataType.BOOL else f"splat({names[value]}_value)"
-            lines.append(f"const {_type(fact.dtype, vector)} {names[value]} = {wrapped if vector else names[value] + '_value'};")
+            wrapped = (
+                f"mask_of({names[value]}_value)" if fact.dtype == DataType.BOOL else f"splat({names[value]}_value)"
+            )
+            lines.append(
+                f"const {_type(fact.dtype, vector)} {names[value]} = {wrapped if vector else names[value] + '_value'};"
+            )
         else:
             names[value] = f"x{len(in_memory)}"
             in_memory.append((names[value], value))
@@ -157,7 +161,13 @@ def _literal(fact: Abstract, vector: bool) -> str | None:
     if fact.dtype == DataType.BOOL:
         return (f"mask_of({str(bool(value)).lower()})") if vector else str(bool(value)).lower()
     number = int(value)
-    text = f"{number}ull" if fact.dtype == DataType.UINT64 else f"(-{-number - 1}ll - 1)" if number < -(2**62) else f"{number}ll"
+    text = (
+        f"{number}ull"
+        if fact.dtype == DataType.UINT64
+        else f"(-{-number - 1}ll - 1)"
+        if number < -(2**62)
+        else f"{number}ll"
+    )
     return f"({CPP[fact.dtype]})({text})"
 
 
@@ -182,7 +192,9 @@ def emit_map(expression: Expression, views: Sequence[View], target: View, group:
         parameters = [f"{'I' if t == 'bool' else 'F'} {n}" for t, (n, _) in zip(types, expression.leaves)]
         result, function = ("I" if target.dtype == DataType.BOOL else "F"), "map"
     else:
-        parameters = [f"{'float' if v.dtype in FLOATS else CPP[v.dtype]} {n}" for v, (n, _) in zip(views, expression.leaves)]
+        parameters = [
+            f"{'float' if v.dtype in FLOATS else CPP[v.dtype]} {n}" for v, (n, _) in zip(views, expression.leaves)
+        ]
         result, function = ("float" if target.dtype in FLOATS else CPP[target.dtype]), "map_scalar"
     extra = "".join(f", {t} {n}" for n, t, _ in expression.scalars)
     lines = "\n    ".join(expression.lines)
@@ -192,7 +204,11 @@ def emit_map(expression: Expression, views: Sequence[View], target: View, group:
         f"    {lines}\n  }});"
     )
     name = out.instance(
-        f"map_{_slug(group.nodes)}", f"const Pool& pool, const Grid<{len(views)}>& grid{extra}", body, ("elementwise.hpp",), expression.comment
+        f"map_{_slug(group.nodes)}",
+        f"const Pool& pool, const Grid<{len(views)}>& grid{extra}",
+        body,
+        ("elementwise.hpp",),
+        expression.comment,
     )
     arguments = "".join(f", {a}" for _, _, a in expression.scalars)
     out.call(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from opsmith.compile.lower.registry import INFER, LOWER, Node, key_of
 from opsmith.compile.lower.elementwise import SPECS
+from opsmith.compile.lower.registry import INFER, LOWER, Node, key_of
 from opsmith.compile.values import CPP, Abstract, Unsupported
 
 
@@ -38,7 +38,11 @@ def infer_node(node: ir.Node, facts: dict[ir.Value, Abstract], opset: int) -> No
         raise Unsupported(f"not understood: {error}") from error
     for value, fact in zip(node.outputs, known.outputs):
         facts[value] = fact
-    if found not in LOWER and found not in SPECS and any(f.elements is None and f.constant is None for f in known.outputs):
+    if (
+        found not in LOWER
+        and found not in SPECS
+        and any(f.elements is None and f.constant is None for f in known.outputs)
+    ):
         raise Unsupported(f"{node.op_type} is only supported in shape arithmetic")
     return known
 

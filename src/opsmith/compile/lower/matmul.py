@@ -1,6 +1,6 @@
 """MatMul and Gemm: packed weights on the right where they are constant, a strided batched product where they are not.
 
-    x (..., M, K) @ w (K, N) -> (..., M, N), with whatever elementwise nodes follow as the epilogue
+x (..., M, K) @ w (K, N) -> (..., M, N), with whatever elementwise nodes follow as the epilogue
 """
 
 from __future__ import annotations
@@ -63,14 +63,16 @@ def _gemm(node: Node) -> list[Abstract]:
 
 @lowers("MatMul", anchor=True)
 def _lower_matmul(node: Node, out: Lowering) -> None:
-    a, b = node.input(0), node.input(1)
+    b = node.input(1)
     right = b.constant
     if right is not None and right.dims and (b.rank <= 2 or all(d == 1 for d in right.dims[:-2])):
         k, n = (right.dims[-2], right.dims[-1]) if b.rank > 1 else (right.dims[0], 1)
         weights = right.map("matrix", (k, n), lambda w: w.reshape(k, n))
         left = out.tensor(node.ir.inputs[0])
         if b.rank > 2 and len(left.dims) < b.rank:
-            left = left.with_((ONE,) * (b.rank - len(left.dims)) + left.dims, (ONE,) * (b.rank - len(left.dims)) + left.strides)
+            left = left.with_(
+                (ONE,) * (b.rank - len(left.dims)) + left.dims, (ONE,) * (b.rank - len(left.dims)) + left.strides
+            )
         linear(node, out, left, weights, drop_column=b.rank == 1)
         return
     _lower_batched(node, out)
@@ -134,7 +136,17 @@ def linear(
             f"product with packed weights{'; then ' + epilogue.comment if epilogue.comment else ''}",
         )
         lda = left.strides[-2] if len(left.dims) > 1 else left.dims[-1]
-        arguments = [out.cpp(rows), str(n), str(k), out.pointer(left), out.cpp(lda), store.name, out.pointer(target), str(n), out.cpp(product(target.dims[1:-1]))]
+        arguments = [
+            out.cpp(rows),
+            str(n),
+            str(k),
+            out.pointer(left),
+            out.cpp(lda),
+            store.name,
+            out.pointer(target),
+            str(n),
+            out.cpp(product(target.dims[1:-1])),
+        ]
         out.call(
             name,
             f"{name}(pool, {', '.join(arguments)}{epilogue.arguments});",

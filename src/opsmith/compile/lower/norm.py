@@ -211,7 +211,9 @@ def _lower_group_norm(node: Node, out: Lowering) -> None:
             f"group norm{' and SiLU' if silu else ''}{'; then ' + epilogue.comment if epilogue.comment else ''}",
         )
         batch, channels = x.dims[0], x.dims[1]
-        space = out.workspace(f"group_norm_workspace({out.cpp(batch)}, {out.cpp(channels)}, {out.cpp(groups)})", "norm.hpp")
+        space = out.workspace(
+            f"group_norm_workspace({out.cpp(batch)}, {out.cpp(channels)}, {out.cpp(groups)})", "norm.hpp"
+        )
         stride_text = f", {out.cpp(x.strides[0])}, {out.cpp(_pixel_stride(x))}" if last else ""
         out.call(
             name,
@@ -271,4 +273,3 @@ def _is_channels_last(x: View, order: Sequence[int]) -> bool:
 
 def _pixel_stride(x: View) -> Dim:
     return next(s for s, d in zip(reversed(x.strides[2:]), reversed(x.dims[2:])) if d != 1)
-

@@ -18,7 +18,6 @@ from opsmith.compile.values import (
     Array,
     Buffer,
     Constant,
-    DataType,
     FloatScalar,
     Unsupported,
     View,
@@ -90,9 +89,12 @@ class Program:
     instances: dict[str, Instance] = dataclasses.field(default_factory=dict)
     weights: dict[str, Weight] = dataclasses.field(default_factory=dict)
     checks: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)  # node, C++ condition, message
-    workspaces: list[str] = dataclasses.field(default_factory=list)  # C++ byte counts; one shared buffer holds the largest
+    workspaces: list[str] = dataclasses.field(
+        default_factory=list
+    )  # C++ byte counts; one shared buffer holds the largest
     locals: dict[str, str] = dataclasses.field(default_factory=dict)  # atom -> name of the C++ local that holds it
     weight_bytes: int = 0
+    instance_headers: set[str] = dataclasses.field(default_factory=set)  # declare types in instances' signatures
     headers: set[str] = dataclasses.field(default_factory=lambda: {"ort_abi.hpp", "memory.hpp"})
 
 
@@ -252,7 +254,7 @@ class Lowering:
         dims = [out.dims[a] for a in order]
         operands = [self._operand(self.pointer(out), [out.strides[a] for a in order])]
         for view in inputs:
-            operands.append(self._operand(self.pointer(view), [s for s in self._spread(view, out.dims, order)]))
+            operands.append(self._operand(self.pointer(view), list(self._spread(view, out.dims, order))))
         return f"Grid<{len(inputs)}>{{{len(dims)}, {self.braces(dims)}, {operands[0]}, {{{', '.join(operands[1:])}}}}}"
 
     def _operand(self, pointer: str, strides: Sequence[str | Dim]) -> str:
@@ -389,7 +391,19 @@ class Lowering:
             else:
                 moved = moved + v.elements * v.dtype.itemsize
         self.program.calls.append(
-            Call(kernel, text, self.node, comment, read, written, dim(flops), moved, list(self.nodes), list(notes), can_fail)
+            Call(
+                kernel,
+                text,
+                self.node,
+                comment,
+                read,
+                written,
+                dim(flops),
+                moved,
+                list(self.nodes),
+                list(notes),
+                can_fail,
+            )
         )
         if header is not None:
             self.program.headers.add(header)

@@ -99,7 +99,7 @@ ANCHORS: set[tuple[str, str]] = set()
 
 
 def key(op: str) -> tuple[str, str]:
-    """"MatMul" or "opsmith::Attention" -> (domain, type)."""
+    """ "MatMul" or "opsmith::Attention" -> (domain, type)."""
     domain, _, name = op.rpartition("::")
     return ("" if domain == "ai.onnx" else domain), name
 

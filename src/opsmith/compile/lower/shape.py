@@ -66,7 +66,16 @@ def _constant_of_shape(node: Node) -> list[Abstract]:
     result = abstract(dtype, dims)
     sizes = result.static_dims()
     if len(dims) <= 1 and sizes is not None and np.prod(sizes) <= 64:
-        return [of_constant(Constant(f"full:{value.reshape(-1)[0]}:{dtype}:{sizes}", dtype, sizes, lambda: np.full(sizes, value.reshape(-1)[0])))]
+        return [
+            of_constant(
+                Constant(
+                    f"full:{value.reshape(-1)[0]}:{dtype}:{sizes}",
+                    dtype,
+                    sizes,
+                    lambda: np.full(sizes, value.reshape(-1)[0]),
+                )
+            )
+        ]
     return [result]
 
 
@@ -89,7 +98,13 @@ def fill(out: Lowering, view: object, value: object) -> None:
         text = "true" if number else "false"
     else:
         text = f"{cpp}({float_literal(number, 'double' if cpp == 'double' else 'float')})"
-    out.call("fill", f"fill(pool, {out.pointer(view)}, {out.cpp(product(view.dims))}, {text});", reads=[], writes=[view], comment="fill")
+    out.call(
+        "fill",
+        f"fill(pool, {out.pointer(view)}, {out.cpp(product(view.dims))}, {text});",
+        reads=[],
+        writes=[view],
+        comment="fill",
+    )
 
 
 @infers("Range")

@@ -3,6 +3,7 @@ express them, and one copy where they cannot."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from opsmith.compile.dims import ONE, ZERO, Dim, call, contiguous, dim, exact_div, floor_div, maximum, minimum, product
@@ -48,9 +49,7 @@ def _reshape(node: Node) -> list[Abstract]:
 def _reshape_by_data(node: Node, source: Abstract, target: Sequence[Dim]) -> tuple[Dim, ...]:
     """A shape that arrives as data: 0 and -1 are only known at run time."""
     keep = 0 if node.attribute("allowzero", 0) else 1
-    copied = [
-        call("reshape_copy", t, source.dims[i] if i < source.rank else -1, keep) for i, t in enumerate(target)
-    ]
+    copied = [call("reshape_copy", t, source.dims[i] if i < source.rank else -1, keep) for i, t in enumerate(target)]
     rest = ONE
     for c in copied:
         rest = rest * call("reshape_known", c)
@@ -172,7 +171,7 @@ def reshaped_strides(view: View, dims: Sequence[Dim]) -> tuple[Dim, ...] | None:
                 run_new.append(new[j - 1])
             else:
                 return None
-        for (_, outer), (inner_dim, inner) in zip(run_old, run_old[1:]):
+        for (_, outer), (inner_dim, inner) in itertools.pairwise(run_old):
             if outer != inner * inner_dim:
                 return None
         step = run_old[-1][1]

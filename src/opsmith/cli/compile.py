@@ -1,0 +1,60 @@
+"""opsmith compile: regions of the graph become native custom ops."""
+
+from __future__ import annotations
+
+import collections
+from typing import Annotated
+
+import typer
+
+from opsmith.cli import console
+
+PANEL = "Road"
+ORDER = 40
+
+
+def command(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A variant folder or .onnx file.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="The variant folder (or .onnx file) to write.")],
+    regions: Annotated[
+        str,
+        typer.Option("--regions", help="auto, all, whole, or names and globs of nodes or functions, comma-separated."),
+    ] = "auto",
+    search: Annotated[int, typer.Option("--search", min=0, max=2, help="How much to tune: 0 none, 1 some, 2 all.")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="No algorithm that rounds differently (Winograd).")] = False,
+    compiler: Annotated[
+        str | None, typer.Option("--compiler", help="g++, clang++ or zig; found in this order.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; write nothing.")] = False,
+    emit_only: Annotated[bool, typer.Option("--emit-only", help="Write the C++ source; build nothing.")] = False,
+    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Compare with SRC before writing DEST.")] = True,
+) -> None:
+    """Compile a model's graph, or chosen parts of it, into one native library that ONNX Runtime loads."""
+    from opsmith.compile import compile
+
+    result = compile(
+        source, dest, regions=regions, search=search, strict=strict, compiler=compiler, dry_run=dry_run,
+        emit_only=emit_only, verify=verify,
+    )  # fmt: skip
+    table = console.table("region", ">nodes", ">kernel calls", ">before ms", ">after ms", ">max error", "kept")
+    for row in result.regions:
+        table.add_row(
+            row.name, str(len(row.nodes)), str(row.calls), _number(row.before_ms), _number(row.after_ms),
+            "" if row.error is None else f"{row.error:.1e}", "yes" if row.kept else f"no: {row.why}",
+        )  # fmt: skip
+    console.show(table)
+    if result.left:
+        left = console.table("left to ONNX Runtime", ">nodes", "why")
+        counts = collections.Counter((op, why) for op, _, why in result.left)
+        for (op, why), count in counts.most_common():
+            left.add_row(op, str(count), why)
+        console.show(left)
+    if result.verified is not None:
+        worst = max((o.max_abs for o in result.verified.worst), default=0.0)
+        console.say(f"verified against the source: largest absolute error {worst:.1e}")
+    if result.variant is not None:
+        console.say(f"wrote {result.variant.folder}")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
