@@ -127,10 +127,10 @@ def _extras() -> list[Finding]:
     found = []
     for extra, (modules, purpose) in EXTRAS.items():
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
-        needed = extra != "toolchain" or not (shutil.which("g++") or shutil.which("clang++"))
+        spare = extra == "toolchain" and bool(shutil.which("g++") or shutil.which("clang++"))
         value = f"to {purpose}: {'installed' if not missing else 'lacks ' + ', '.join(missing)}"
-        advice = f'pip install "opsmith[{extra}]"' if missing and needed else None
-        found.append(Finding("extras", extra, value, True if not missing else False if needed else None, advice))
+        advice = f'pip install "opsmith[{extra}]"' if missing and not spare else None
+        found.append(Finding("extras", extra, value, None if missing else True, advice))
     return found
 
 

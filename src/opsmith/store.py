@@ -17,7 +17,9 @@ import datetime
 import functools
 import importlib.metadata
 import json
+import math
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -136,13 +138,15 @@ def libraries(model: PathLike) -> list[Path]:
     compiled = read_record(path).get("compiled")
     if not compiled:
         return []
-    needed = set(compiled.get("cpu_features", []))
+    if not isinstance(compiled, dict) or not isinstance(compiled.get("library"), str):
+        raise OpsmithError(f"{path}: its {RECORD} names no library", "compile it again")
+    needed = set(map(str, compiled.get("cpu_features", [])))
     if missing := sorted(needed - machine.cpu_features()):
         raise OpsmithError(
             f"{path} was compiled for a CPU with {', '.join(missing)}, which this CPU lacks",
             "compile it again on this machine",
         )
-    library = path.parent / Path(str(compiled["library"])).name
+    library = path.parent / Path(compiled["library"]).name
     if not library.is_file():
         raise OpsmithError(f"{path} needs its library {library.name}, which is missing", "compile it again")
     return [library]
@@ -160,6 +164,7 @@ def open_model(model: ModelLike) -> ir.Model:
         return opened
     path = find_model(model)
     check_external_data(path)
+    check_model(path)
     try:
         return ir.load(path)
     except Exception as error:
@@ -193,54 +198,136 @@ def read_proto(path: Path) -> onnx.ModelProto:
 
 def check_external_data(path: Path) -> None:
     """Refuse a model whose weights are missing, cut short, or would be read from outside its folder."""
-    stat = path.stat()
-    _check_external_data(path, stat.st_mtime_ns, stat.st_size)
+    external_files(path)
 
 
 def external_files(path: Path) -> set[Path]:
-    """The files that hold the model's external data."""
+    """The files that hold the model's external data, checked."""
     stat = path.stat()
-    return _check_external_data(path, stat.st_mtime_ns, stat.st_size)
-
-
-@functools.lru_cache(maxsize=64)
-def _check_external_data(path: Path, mtime: int, size: int) -> set[Path]:
     folder = path.parent.resolve()
     files: set[Path] = set()
-    for tensor in _external_tensors(read_proto(path)):
-        entries = {e.key: e.value for e in tensor.external_data}
-        location = entries.get("location", "")
+    for location, (end, name) in _external_needs(path.absolute(), stat.st_mtime_ns, stat.st_size).items():
         target = (folder / location).resolve()
-        outside = Path(location).is_absolute() or ".." in Path(location).parts or not target.is_relative_to(folder)
-        if not location or outside:
-            raise OpsmithError(f"{path}: tensor {tensor.name!r} points outside the model's folder ({location!r})")
+        if not target.is_relative_to(folder):
+            raise OpsmithError(
+                f"{path}: tensor {name!r} points outside the model's folder ({location!r})",
+                "if it is a link that you trust, copy the file into the folder",
+            )
         if not target.is_file():
             raise OpsmithError(f"{path} needs the external data file {location}, which is missing")
-        try:
-            end = int(entries.get("offset") or 0) + int(entries.get("length") or 0)
-        except ValueError:
-            raise OpsmithError(f"{path}: tensor {tensor.name!r} has a bad external-data entry") from None
         if end > target.stat().st_size:
-            raise OpsmithError(f"{path}: {location} is too short for tensor {tensor.name!r}; the file is cut off")
+            raise OpsmithError(f"{path}: {location} is too short for tensor {name!r}; the file is cut off")
         files.add(target)
     return files
 
 
-def _external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    def of_nodes(nodes: Any) -> Iterator[onnx.TensorProto]:
-        for node in nodes:
-            for attribute in node.attribute:
-                yield from (t for t in (attribute.t, *attribute.tensors) if t.data_location)
-                for graph in (attribute.g, *attribute.graphs):
-                    yield from of_graph(graph)
+@functools.lru_cache(maxsize=64)
+def _external_needs(path: Path, mtime: int, size: int) -> dict[str, tuple[int, str]]:
+    """location -> (the bytes it must have, the tensor that ends there). MTIME and SIZE only make the cache notice."""
+    spans: dict[str, list[tuple[int, int, str]]] = {}
+    for tensor in _tensors(read_proto(path)):
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        entries = {e.key: e.value for e in tensor.external_data}
+        location = entries.get("location", "")
+        # Both kinds of separators count on every system: a model travels.
+        parts = location.replace("\\", "/").split("/")
+        if not location or ".." in parts or not parts[0] or ":" in parts[0] or "\0" in location:
+            raise OpsmithError(f"{path}: tensor {tensor.name!r} points outside the model's folder ({location!r})")
+        start, end = _span(path, tensor, entries)
+        spans.setdefault(location, []).append((start, end, tensor.name))
+    for location, found in spans.items():
+        _refuse_overlap(path, location, sorted(found))
+    return {location: max((end, name) for _, end, name in found) for location, found in spans.items()}
 
-    def of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-        yield from (t for t in graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL)
-        yield from of_nodes(graph.node)
 
-    yield from of_graph(proto.graph)
-    for function in proto.functions:
-        yield from of_nodes(function.node)
+def _span(path: Path, tensor: onnx.TensorProto, entries: Mapping[str, str]) -> tuple[int, int]:
+    """Where the tensor's bytes begin and end in its file."""
+    numbers = {}
+    for key in ("offset", "length"):
+        text = entries.get(key) or ("0" if key == "offset" else "")
+        if text and not (text.isascii() and text.isdecimal()):
+            raise OpsmithError(f"{path}: tensor {tensor.name!r} has a bad external-data {key}: {text!r}")
+        numbers[key] = int(text) if text else None
+    try:
+        bits = ir.DataType(tensor.data_type).bitwidth
+    except (ValueError, TypeError):
+        raise OpsmithError(f"{path}: tensor {tensor.name!r} has a type that external data cannot hold") from None
+    if any(dim < 0 for dim in tensor.dims):
+        raise OpsmithError(f"{path}: tensor {tensor.name!r} has a negative dim")
+    needed = (math.prod(tensor.dims) * bits + 7) // 8
+    if numbers["length"] not in (None, needed):
+        raise OpsmithError(f"{path}: tensor {tensor.name!r} takes {needed} bytes, its entry says {numbers['length']}")
+    start = numbers["offset"] or 0
+    return start, start + needed
+
+
+def _refuse_overlap(path: Path, location: str, spans: Sequence[tuple[int, int, str]]) -> None:
+    """Tensors may share the same bytes; bytes that belong to two tensors in part are a sign of damage or worse."""
+    last: tuple[int, int, str] | None = None
+    for span in spans:
+        if span[0] == span[1]:
+            continue
+        if last is not None and span[0] < last[1] and span[:2] != last[:2]:
+            raise OpsmithError(f"{path}: tensors {last[2]!r} and {span[2]!r} overlap in {location}")
+        if last is None or span[1] > last[1]:
+            last = span
+
+
+def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
+    """Every tensor anywhere in a message: weights, constants, subgraphs, functions, sparse tensors, training graphs."""
+    if isinstance(message, onnx.TensorProto):
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for inner in value if isinstance(value, Sequence) or hasattr(value, "add") else (value,):
+            yield from _tensors(inner)
+
+
+# ONNX Runtime knows these ops in ONNX's own domain, at any opset; its optimizer writes them.
+_KNOWN_TO_ORT = {"LayerNormalization", "SimplifiedLayerNormalization"}
+
+
+def check_model(path: Path) -> None:
+    """Refuse a model that ONNX's checker refuses: unknown op or opset, undefined value, wrong attribute."""
+    stat = path.stat()
+    _check_model(path.absolute(), stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _check_model(path: Path, mtime: int, size: int) -> None:
+    proto = read_proto(path)
+    newest = onnx.defs.onnx_opset_version()
+    for opset in proto.opset_import:
+        if opset.domain in ("", "ai.onnx") and not 1 <= opset.version <= newest:
+            raise OpsmithError(
+                f"{path} needs ONNX opset {opset.version}, the installed onnx knows 1 to {newest}",
+                "pip install --upgrade onnx onnxruntime",
+            )
+    try:
+        onnx.checker.check_model(_structure(proto))
+    except Exception as error:
+        raise OpsmithError(f"{path} is not a valid ONNX model: {' '.join(str(error).split())[:300]}") from error
+
+
+def _structure(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """What the checker is to see: weights become inputs, so that gigabytes need not pass through it."""
+    declared = {value.name for value in proto.graph.input}
+    for tensor in proto.graph.initializer:
+        if tensor.name not in declared:
+            proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    del proto.graph.initializer[:]
+    for value in proto.graph.output:  # tools that write custom ops leave the rank of their outputs open
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()
+    for node in (*proto.graph.node, *(n for f in proto.functions for n in f.node)):
+        if node.op_type in _KNOWN_TO_ORT and node.domain in ("", "ai.onnx"):
+            node.domain = "com.microsoft"
+    if "com.microsoft" not in {opset.domain for opset in proto.opset_import}:
+        proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    return proto
 
 
 # --- writing ---------------------------------------------------------------------------------------------
@@ -290,7 +377,9 @@ def new_variant(
     home.parent.mkdir(parents=True, exist_ok=True)
     absolute = target.absolute()
     name = target.name if plain else f"{absolute.parent.name}_{absolute.name}.onnx"
-    temporary = Path(tempfile.mkdtemp(prefix=f".{home.name}.", suffix=".tmp", dir=home.absolute().parent))
+    # Beside the target, so that the move at the end is a rename within one file system.
+    beside = home.absolute() if plain and home.exists() else home.absolute().parent
+    temporary = Path(tempfile.mkdtemp(prefix=f".{absolute.name}.", suffix=".tmp", dir=beside))
     temporary.chmod(0o755)
     started = time.monotonic()
     try:
@@ -300,7 +389,8 @@ def new_variant(
         draft.write_record()
         if plain:
             home.mkdir(parents=True, exist_ok=True)
-            for file in temporary.iterdir():
+            # The model comes last: until then the old one stays in place.
+            for file in sorted(temporary.iterdir(), key=lambda f: f.name == name):
                 _replace(file, home / file.name)
         else:
             _replace(temporary, target)
@@ -323,12 +413,18 @@ def _refuse_foreign_folder(target: Path) -> None:
 
 def _replace(source: Path, target: Path) -> None:
     """Move SOURCE to TARGET; an older TARGET disappears only after the new one is in place."""
-    old = None
-    if target.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.absolute().parent))
+    if not target.exists():
+        source.rename(target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.absolute().parent))
+    try:
         target.rename(old / target.name)
-    source.rename(target)
-    if old is not None:
+        source.rename(target)
+    except BaseException:
+        if (old / target.name).exists() and not target.exists():
+            (old / target.name).rename(target)
+        raise
+    finally:
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -403,14 +499,16 @@ def read_test_data(model: PathLike, names: tuple[Sequence[str], Sequence[str]] |
         sides = []
         for kind, fallback in zip(("input", "output"), names or ((), ())):
             arrays: dict[str, np.ndarray[Any, Any]] = {}
-            files = sorted(folder.glob(f"{kind}_*.pb"), key=lambda f: int(f.stem.split("_")[1]))
-            for i, file in enumerate(files):
+            named = [f for f in folder.glob(f"{kind}_*.pb") if re.fullmatch(rf"{kind}_\d+", f.stem, re.ASCII)]
+            for i, file in enumerate(sorted(named, key=lambda f: int(f.stem.split("_")[1]))):
                 tensor = onnx.TensorProto()
                 try:
                     tensor.ParseFromString(file.read_bytes())
+                    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                        raise ValueError("it points at another file")
                     array = ir.serde.deserialize_tensor(tensor).numpy()
                 except Exception as error:
-                    raise OpsmithError(f"{file} is not a readable test tensor") from error
+                    raise OpsmithError(f"{file} is not a readable test tensor: {error}") from error
                 arrays[tensor.name or (fallback[i] if i < len(fallback) else f"{kind}_{i}")] = array
             sides.append(arrays)
         found.append(TestData(folder, *sides))

@@ -4,10 +4,14 @@ tables out. A command file defines `command`, a typer function, and may define `
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import pkgutil
+import signal
 import sys
+import threading
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -55,22 +59,47 @@ def build_app() -> typer.Typer:
         name = module.__name__.rsplit(".", 1)[1].rstrip("_").replace("_", "-")
         panel = getattr(module, "PANEL", "Commands")
         if hasattr(module, "app"):
+            for inner in module.app.registered_commands:
+                inner.callback = _interruptible(inner.callback)
             app.add_typer(module.app, name=name, rich_help_panel=panel)
         else:
-            app.command(name, rich_help_panel=panel)(module.command)
+            app.command(name, rich_help_panel=panel)(_interruptible(module.command))
     return app
+
+
+class _Interrupted(OpsmithError):
+    def __init__(self, number: int) -> None:
+        super().__init__("interrupted; nothing half-written was left behind")
+        self.exit_code = 128 + number
+
+
+def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Takes the interrupt to `main` past typer, whose versions each do something else with it."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt as stop:
+            raise _Interrupted(stop.args[0] if stop.args else signal.SIGINT) from None
+
+    return run
+
+
+def _terminate(number: int, frame: object) -> None:
+    """A polite kill cleans up as Ctrl-C does."""
+    raise KeyboardInterrupt(number)
 
 
 def main(args: list[str] | None = None) -> Any:
     """Run the command line. A user's mistake is one line on stderr and exit code 2, never a stack trace."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         return build_app()(args=args, prog_name="opsmith")
     except OpsmithError as error:
         console.error(str(error))
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        console.error("interrupted; nothing half-written was left behind")
-        sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

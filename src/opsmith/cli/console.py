@@ -37,7 +37,7 @@ def table(*columns: str, title: str | None = None) -> Table:
     """An empty table in the house style; columns starting with '>' are right-aligned."""
     t = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for column in columns:
-        t.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left")
+        t.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
     return t
 
 
