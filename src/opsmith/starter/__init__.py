@@ -1,0 +1,44 @@
+"""The starter models: small, trained from scratch for Opsmith, shipped as ONNX; no download, no torch.
+
+    opsmith.starter.folder("pictures")   text -> picture, 96x96: a Stable-Diffusion-type pipeline folder
+    opsmith.starter.folder("writer")     keyword -> prompt: GPT-2
+    opsmith.starter.folder("masks")      picture + word -> mask: CLIPSeg
+    opsmith.starter.folder("clip")       picture, text -> embeddings for the CLIP score: CLIP
+
+They know a small world: 40 things (`OBJECTS`) in natural or seven painted colours (`TINTS`), small or big, one to three
+to a picture, before ten plain colours or in four settings (`BACKGROUNDS`):
+
+    a big red apple beside a small green frog, on a yellow background
+    a drawing of a castle above a purple whale, under the stars
+
+Pictures look best at 96x96. How they were trained, and how well they do: training/README.md and docs/starter.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from opsmith.errors import OpsmithError
+from opsmith.starter.vocabulary import BACKGROUNDS, OBJECTS, PLAIN, SETTINGS, TINTS
+
+__all__ = ["BACKGROUNDS", "NAMES", "OBJECTS", "PLAIN", "SETTINGS", "TINTS", "folder", "writer_prompt"]
+
+NAMES: tuple[str, ...] = ("pictures", "writer", "masks", "clip")
+
+
+def folder(name: str) -> Path:
+    """Where a starter model lies: a model or pipeline folder that every verb and pipeline accepts."""
+    if name not in NAMES:
+        raise OpsmithError(f"no starter model is called {name!r}", f"there are: {', '.join(NAMES)}")
+    path = Path(__file__).parent / name
+    if not path.is_dir():
+        raise OpsmithError(f"the starter model {name!r} is not in this installation", "install opsmith again")
+    return path
+
+
+def writer_prompt(keyword: str) -> str:
+    """What the prompt writer continues: its answer is the text up to the end token."""
+    words = " ".join(keyword.lower().split())
+    if not words:
+        raise OpsmithError("an empty keyword", "give a word of the starter world, such as frog or night")
+    return f"{words}:"

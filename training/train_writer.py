@@ -1,0 +1,64 @@
+"""GPT2LMHeadModel, the prompt writer: python -m training.train_writer --minutes 6
+
+It learns to continue "keyword:" or "keyword keyword:" by a caption of this world that holds the keywords.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import torch
+from opsmith.starter.vocabulary import OBJECTS, PLAIN, SIZES, TINTS
+
+from training import models, tokens, world
+from training.loop import Loop, arguments, fresh
+
+BATCH, LENGTH = 64, 32
+KEYWORDS = {
+    *OBJECTS, *TINTS, *PLAIN, *SIZES["small"], *SIZES["big"],
+    "sky", "clouds", "grass", "meadow", "field", "sea", "waves", "night", "stars",
+}  # fmt: skip
+
+
+def example(rng: np.random.Generator) -> str:
+    """keyword[ keyword]: caption"""
+    caption = world.write_caption(world.sample_scene(rng), rng)
+    words = sorted(KEYWORDS & set(re.findall(r"\w+", caption)))
+    objects = [word for word in words if word in OBJECTS]
+    # Half of the keywords are things, the rest anything that may be asked for.
+    first = world.choose(rng, objects if rng.random() < 0.5 else words)
+    others = [word for word in words if word != first]
+    if others and rng.random() < 0.3:
+        return f"{first} {world.choose(rng, others)}: {caption}"
+    return f"{first}: {caption}"
+
+
+def main() -> None:
+    options = arguments(__doc__, 6)
+    tokenizer = tokens.load("gpt2")
+    end = tokenizer.token_to_id(tokens.END)
+    model = models.writer(tokenizer.get_vocab_size())
+    loop = Loop("writer", {"writer": model}, lr=2e-3, ema=0.99)
+
+    def step(number: int) -> dict[str, torch.Tensor]:
+        rng = fresh(number)
+        texts = [example(rng) for _ in range(BATCH)]
+        ids = torch.from_numpy(tokens.encode(tokenizer, texts, LENGTH))  # [64, 32]
+        labels = ids.clone()
+        ended = (ids == end).cumsum(1) > 1  # the first end token is learnt, the padding after it is not
+        labels[ended] = -100
+        return {"loss": model(input_ids=ids, labels=labels).loss}
+
+    loop.run(step, options.minutes)
+    loop.averaged()
+    torch.manual_seed(0)
+    for keyword in ("frog", "night", "purple castle"):
+        prompt = torch.tensor([tokenizer.encode(keyword + ":").ids])
+        written = model.generate(prompt, do_sample=True, max_new_tokens=30, num_return_sequences=4, pad_token_id=end)
+        for row in written:
+            print(tokenizer.decode(row.tolist()))
+
+
+if __name__ == "__main__":
+    main()
