@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import opsmith
 import torch
 from onnx import numpy_helper
-from opsmith import store
 
+import opsmith
+from opsmith import store
 from training import models, tokens, world
 from training.paths import folder
 from training.train_pictures import scheduler
@@ -143,7 +143,9 @@ def halve(model: onnx.ModelProto) -> None:
             continue
         name = tensor.name
         tensor.CopyFrom(numpy_helper.from_array(half, f"{name}.half"))
-        casts.append(onnx.helper.make_node("Cast", [f"{name}.half"], [name], name=f"{name}.cast", to=onnx.TensorProto.FLOAT))
+        casts.append(
+            onnx.helper.make_node("Cast", [f"{name}.half"], [name], name=f"{name}.cast", to=onnx.TensorProto.FLOAT)
+        )
     kept = list(graph.node)
     del graph.node[:]
     graph.node.extend([*casts, *kept])

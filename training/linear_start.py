@@ -58,7 +58,9 @@ def start_linear(vae: AutoencoderKL) -> None:
     one = torch.zeros(3, 3)
     one[1, 1] = 1
     mean = torch.zeros(3, 3)
-    mean[:2, :2] = 0.25  # diffusers pads a stride-2 convolution at the right and the bottom: taps 0 and 1 are its 2x2 block
+    mean[:2, :2] = (
+        0.25  # diffusers pads a stride-2 convolution at the right and the bottom: taps 0 and 1 are its 2x2 block
+    )
     for module in vae.modules():
         if isinstance(module, ResnetBlock2D):
             module.conv2.weight.data.zero_()

@@ -28,7 +28,9 @@ CHECKPOINT_SECONDS = 180
 
 
 class Loop:
-    def __init__(self, name: str, modules: dict[str, torch.nn.Module], lr: float, *, ema: float = 0.999, decay: float = 0.01):
+    def __init__(
+        self, name: str, modules: dict[str, torch.nn.Module], lr: float, *, ema: float = 0.999, decay: float = 0.01
+    ):
         self.name, self.modules, self.lr, self.decay = name, modules, lr, ema
         self.folder = folder(name)
         self.parameters = [p for m in modules.values() for p in m.parameters() if p.requires_grad]
@@ -51,7 +53,12 @@ class Loop:
             self.optimizer.load_state_dict(saved["optimizer"])
         except ValueError as error:  # another optimizer or other groups: the weights are worth keeping all the same
             print(f"{self.name}: the optimizer starts anew ({error})", flush=True)
-        self.ema, self.step, self.seconds, self.history = saved["ema"], saved["step"], saved["seconds"], saved["history"]
+        self.ema, self.step, self.seconds, self.history = (
+            saved["ema"],
+            saved["step"],
+            saved["seconds"],
+            saved["history"],
+        )
         print(f"{self.name}: resumed at step {self.step}", flush=True)
 
     def save(self) -> None:

@@ -81,7 +81,9 @@ def text_encoder(vocabulary: int) -> CLIPTextModel:
 
 
 def clip(vocabulary: int) -> CLIPModel:
-    return CLIPModel(CLIPConfig(text_config=text_settings(vocabulary), vision_config=vision_settings(), projection_dim=128))
+    return CLIPModel(
+        CLIPConfig(text_config=text_settings(vocabulary), vision_config=vision_settings(), projection_dim=128)
+    )
 
 
 def clipseg(vocabulary: int) -> CLIPSegForImageSegmentation:
@@ -98,7 +100,12 @@ def clipseg(vocabulary: int) -> CLIPSegForImageSegmentation:
     )
     model = CLIPSegForImageSegmentation(config)
     # transformers leaves the decoder's own layers with weights of deviation 1 (it expects a checkpoint): logits of +-500.
-    for part in (model.decoder.film_mul, model.decoder.film_add, model.decoder.reduces, model.decoder.transposed_convolution):
+    for part in (
+        model.decoder.film_mul,
+        model.decoder.film_add,
+        model.decoder.reduces,
+        model.decoder.transposed_convolution,
+    ):
         for layer in part.modules():
             if hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()

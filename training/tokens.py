@@ -43,7 +43,11 @@ def build() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, initial_alphabet=alphabet, end_of_word_suffix="</w>", min_frequency=2, show_progress=False
+        vocab_size=VOCABULARY,
+        initial_alphabet=alphabet,
+        end_of_word_suffix="</w>",
+        min_frequency=2,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(corpus(), trainer)
     return finish(tokenizer)
@@ -77,7 +81,9 @@ def build_gpt2() -> Tokenizer:
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     texts = itertools.chain(corpus(), (f" {name}" for name in world.NAMES for _ in range(20)))
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, min_frequency=2, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, initial_alphabet=alphabet, min_frequency=2, show_progress=False
+    )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([END])
     return tokenizer
@@ -105,6 +111,15 @@ def encode(tokenizer: Tokenizer, captions: list[str], length: int = TOKENS) -> n
 if __name__ == "__main__":
     for style in ("clip", "gpt2"):
         tokenizer = load(style)
-        print(style, "vocabulary", tokenizer.get_vocab_size(), "longest", max(len(tokenizer.encode(c).ids) for c in corpus()))
-        for text in ("a big red apple beside a small green frog, on a yellow background", "a Purple dragon, 7 unicorns!"):
+        print(
+            style,
+            "vocabulary",
+            tokenizer.get_vocab_size(),
+            "longest",
+            max(len(tokenizer.encode(c).ids) for c in corpus()),
+        )
+        for text in (
+            "a big red apple beside a small green frog, on a yellow background",
+            "a Purple dragon, 7 unicorns!",
+        ):
             print(tokenizer.encode(text).tokens, repr(tokenizer.decode(tokenizer.encode(text).ids)))

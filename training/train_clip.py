@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from opsmith.starter.vocabulary import BACKGROUNDS, TINTS
 from torch.nn import functional as F
 
+from opsmith.starter.vocabulary import BACKGROUNDS, TINTS
 from training import models, tokens, world
 from training.loop import Loop, arguments, fresh
 from training.paths import folder

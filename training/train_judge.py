@@ -7,12 +7,14 @@ noise, brightness and contrast changed, mirrored at times, so that it judges wha
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
-from opsmith.starter.vocabulary import BACKGROUNDS
 from torch import nn
 from torch.nn import functional as F
 
+from opsmith.starter.vocabulary import BACKGROUNDS
 from training import world
 from training.loop import Loop, arguments, fresh
 
@@ -26,7 +28,7 @@ class Judge(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         widths = (3, 24, 48, 96, 160)
-        for i, (before, after) in enumerate(zip(widths, widths[1:], strict=False)):
+        for i, (before, after) in enumerate(itertools.pairwise(widths)):
             layers += [nn.Conv2d(before, after, 5 if i == 0 else 3, stride=2, padding=2 if i == 0 else 1)]
             layers += [nn.BatchNorm2d(after), nn.ReLU()]
             if i:

@@ -35,7 +35,9 @@ def main() -> None:
     tokenizer = tokens.load()
     unet, text = models.unet(), models.text_encoder(tokenizer.get_vocab_size())
     loop = Loop("pictures", {"unet": unet, "text": text}, lr=8e-4, ema=0.999)
-    print("parameters", sum(p.numel() for p in unet.parameters()), sum(p.numel() for p in text.parameters()), flush=True)
+    print(
+        "parameters", sum(p.numel() for p in unet.parameters()), sum(p.numel() for p in text.parameters()), flush=True
+    )
 
     scale = json.loads((folder("latents") / "latents.json").read_text())["scaling_factor"]
     latents = np.load(folder("latents") / "latents.npy")

@@ -9,8 +9,8 @@ import re
 
 import numpy as np
 import torch
-from opsmith.starter.vocabulary import OBJECTS, PLAIN, SIZES, TINTS
 
+from opsmith.starter.vocabulary import OBJECTS, PLAIN, SIZES, TINTS
 from training import models, tokens, world
 from training.loop import Loop, arguments, fresh
 

@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
+
 from opsmith.starter.vocabulary import (
     BACKGROUNDS,
     OBJECTS,
@@ -30,8 +32,6 @@ from opsmith.starter.vocabulary import (
     SIZES,
     TINTS,
 )
-from PIL import Image
-
 from training.paths import emoji_folder
 
 SIDE = 96
@@ -143,7 +143,8 @@ def sprite(name: str, tint: str | None, pixels: int) -> np.ndarray:
     """One thing at one size: float32 [pixels, pixels, 4], premultiplied."""
     painted = paint(emoji(name), tint)
     planes = [
-        np.asarray(Image.fromarray(painted[..., c]).resize((pixels, pixels), Image.Resampling.LANCZOS)) for c in range(4)
+        np.asarray(Image.fromarray(painted[..., c]).resize((pixels, pixels), Image.Resampling.LANCZOS))
+        for c in range(4)
     ]
     return np.clip(np.stack(planes, axis=-1), 0, 1)
 
@@ -160,10 +161,14 @@ def draw_background(name: str, rng: np.random.Generator) -> np.ndarray:
         base = colour(*PLAIN[name]) + rng.normal(0, 0.012, 3).astype(np.float32)
         return np.broadcast_to(base, (SIDE, SIDE, 3)) * (1.02 - 0.04 * down)
     if name == "sky":
-        picture = colour(110, 180, 245) * (1 - down) + colour(205, 232, 252) * down + np.zeros((SIDE, SIDE, 3), np.float32)
+        picture = (
+            colour(110, 180, 245) * (1 - down) + colour(205, 232, 252) * down + np.zeros((SIDE, SIDE, 3), np.float32)
+        )
         for _ in range(3):
             x, y, w = rng.uniform(8, 88), rng.uniform(8, 88), rng.uniform(12, 20)
-            distance = ((across[..., 0] - x) / w) ** 2 + ((np.arange(SIDE, dtype=np.float32)[:, None] - y) / (w * 0.4)) ** 2
+            distance = ((across[..., 0] - x) / w) ** 2 + (
+                (np.arange(SIDE, dtype=np.float32)[:, None] - y) / (w * 0.4)
+            ) ** 2
             cloud = np.clip(1.5 - 1.5 * distance, 0, 0.9)[..., None]
             picture = picture * (1 - cloud) + cloud
         return picture
@@ -171,7 +176,9 @@ def draw_background(name: str, rng: np.random.Generator) -> np.ndarray:
     if name == "grass":
         below = np.clip((down - horizon) * 24 + 0.5, 0, 1)
         ground = colour(122, 196, 86) * (1.25 - 0.5 * down)
-        return (colour(190, 226, 250) + 0.1 * down) * (1 - below) + ground * below + np.zeros((SIDE, SIDE, 3), np.float32)
+        return (
+            (colour(190, 226, 250) + 0.1 * down) * (1 - below) + ground * below + np.zeros((SIDE, SIDE, 3), np.float32)
+        )
     if name == "sea":
         phase = rng.uniform(0, 6.28)
         below = np.clip((down - horizon) * 24 + 0.5, 0, 1)
@@ -202,7 +209,11 @@ def centres(scene: Scene, rng: np.random.Generator) -> list[tuple[float, float]]
         if scene.relation in ("above", "below"):
             return [(across[0], along[0]), (across[1], along[1])]
         return [(along[0], across[0]), (along[1], across[1])]
-    return [(0.18 * SIDE, middle + rng.normal(0, 6)), (middle, middle + rng.normal(0, 6)), (0.82 * SIDE, middle + rng.normal(0, 6))]
+    return [
+        (0.18 * SIDE, middle + rng.normal(0, 6)),
+        (middle, middle + rng.normal(0, 6)),
+        (0.82 * SIDE, middle + rng.normal(0, 6)),
+    ]
 
 
 def render(scene: Scene, rng: np.random.Generator, free: bool = False) -> tuple[Picture, np.ndarray]:
@@ -210,7 +221,9 @@ def render(scene: Scene, rng: np.random.Generator, free: bool = False) -> tuple[
     picture = draw_background(scene.background, rng).astype(np.float32)
     masks = np.zeros((len(scene.things), SIDE, SIDE), bool)
     grid = 1 if free else GRID
-    sizes = [PIXELS[len(scene.things)][thing.size] + (2 * int(rng.integers(-2, 3)) if free else 0) for thing in scene.things]
+    sizes = [
+        PIXELS[len(scene.things)][thing.size] + (2 * int(rng.integers(-2, 3)) if free else 0) for thing in scene.things
+    ]
     sizes = [min(side, 64) for side in sizes]
     for i, (thing, side, (x, y)) in enumerate(zip(scene.things, sizes, centres(scene, rng), strict=True)):
         left = int(np.clip(round((x - side / 2) / grid) * grid, 0, SIDE - side))

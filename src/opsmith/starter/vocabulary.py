@@ -86,7 +86,11 @@ PLAIN: dict[str, tuple[int, int, int]] = {
 SETTINGS: tuple[str, ...] = ("sky", "grass", "sea", "night")
 BACKGROUNDS: tuple[str, ...] = (*PLAIN, *SETTINGS)
 
-SIZES: dict[str, tuple[str, ...]] = {"small": ("small", "little", "tiny"), "medium": (), "big": ("big", "large", "huge")}
+SIZES: dict[str, tuple[str, ...]] = {
+    "small": ("small", "little", "tiny"),
+    "medium": (),
+    "big": ("big", "large", "huge"),
+}
 
 # What a background is called; {colour} stands for the name of a plain one.
 PLAIN_PHRASES: tuple[str, ...] = (
