@@ -69,6 +69,10 @@ def demo(folder: store.PathLike) -> Iterator[Step]:
             outcome = station(work)
         except NotHere as missing:
             skipped = str(missing)
+        except OpsmithError as error:
+            if not work.variants:
+                raise  # without the model there is nothing to go on with
+            outcome = Outcome(str(error), ok=False)
         yield Step(name, outcome, skipped, time.monotonic() - started)
 
 

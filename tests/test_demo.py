@@ -1,0 +1,49 @@
+"""The demo: its model is the same everywhere, and a fault at any station shows in the exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from opsmith import demo, store
+from opsmith.cli import main
+from opsmith.errors import OpsmithError
+from opsmith.measure.verify import verify
+
+
+def test_the_model_is_valid_dynamic_and_the_same_every_time() -> None:
+    first, second = demo.tiny_model(), demo.tiny_model()
+    assert first.SerializeToString() == second.SerializeToString()
+    onnx.checker.check_model(first, full_check=True)
+    result = verify(first, second)
+    assert result.ok and len(result.cases) == 3 and not result.dropped
+
+
+def test_the_road_that_exists_is_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "BENCH_SECONDS", 1.0)
+    steps = list(demo.demo(tmp_path))
+    assert [step.name for step in steps] == [name for name, _ in demo.STATIONS]
+    for step in steps:
+        assert step.outcome is None or step.outcome.ok, step
+    assert store.variants(tmp_path / "tiny")[0].record["verb"] == "demo"
+
+
+@pytest.mark.parametrize("fault", ["differs", "breaks"])
+def test_a_fault_shows_in_the_exit_code(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def station(work: demo.Work) -> demo.Outcome:
+        if fault == "breaks":
+            raise OpsmithError("the anvil is cold")
+        return demo.Outcome("the anvil is cold", ok=False)
+
+    def absent(work: demo.Work) -> demo.Outcome:
+        raise demo.NotHere("`hammer` is not part of this version yet")
+
+    monkeypatch.setattr(demo, "STATIONS", [demo.STATIONS[0], ("absent", absent), ("faulty", station)])
+    with pytest.raises(SystemExit) as stop:
+        main(["demo", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert stop.value.code == 1 and "✗ faulty" in said and "the anvil is cold" in said and "- absent" in said

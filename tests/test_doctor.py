@@ -1,0 +1,76 @@
+"""doctor: what it finds, what it advises, and what --clean may remove."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from opsmith import settings
+from opsmith.cli import main
+from opsmith.doctor import clean_cache, doctor
+from opsmith.errors import OpsmithError
+
+
+@pytest.fixture()
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPSMITH_CACHE", str(tmp_path / "c"))
+    return tmp_path / "c"
+
+
+def test_the_machine_is_described(cache: Path) -> None:
+    found = {(f.topic, f.name): f for f in doctor()}
+    for key in (("machine", "cores"), ("compiler", "g++"), ("runtime", "onnxruntime"), ("extras", "view")):
+        assert found[key].value
+    assert found["settings", "cache"].value == f"{cache}, from the environment"
+
+
+def test_no_compiler_comes_with_advice(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr("opsmith.doctor.importlib.util.find_spec", lambda name: None)
+    found = {(f.topic, f.name): f for f in doctor()}
+    assert found["compiler", "any"].ok is False and "opsmith[toolchain]" in str(found["compiler", "any"].advice)
+    assert "opsmith[toolchain]" in str(found["extras", "toolchain"].advice)
+    assert "opsmith[export]" in str(found["extras", "export"].advice)
+
+
+def test_bad_settings_are_a_finding_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPSMITH_THREADS", "many")
+    found = {(f.topic, f.name): f for f in doctor()}
+    assert found["settings", "file"].ok is False and "threads" in str(found["settings", "file"].advice)
+
+
+def test_clean_empties_the_cache_and_only_a_cache(cache: Path) -> None:
+    (settings.cache_folder("build") / "kernel.so").write_bytes(b"x" * 100)
+    info = clean_cache()
+    assert info.files == 2 and info.size > 100 and not cache.exists()
+    assert clean_cache().files == 0
+    cache.mkdir()
+    (cache / "thesis.txt").write_text("years of work")
+    with pytest.raises(OpsmithError, match="left alone"):
+        clean_cache()
+    assert (cache / "thesis.txt").exists()
+
+
+def test_clean_does_not_follow_links(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("keep")
+    (settings.cache_folder("build") / "link").symlink_to(tmp_path / "precious")
+    clean_cache()
+    assert (tmp_path / "precious" / "file").read_text() == "keep"
+    cache.symlink_to(tmp_path / "precious")
+    with pytest.raises(OpsmithError, match="left alone"):
+        clean_cache()
+    assert (tmp_path / "precious" / "file").exists()
+
+
+def test_the_command(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (["doctor"], ["doctor", "--json"], ["doctor", "--clean"]):
+        with pytest.raises(SystemExit) as stop:
+            main(args)
+        assert not stop.value.code
+        said = capsys.readouterr().out
+        assert said
+        if "--json" in args:
+            assert {f["topic"] for f in json.loads(said)} >= {"machine", "compiler", "runtime", "settings", "extras"}
