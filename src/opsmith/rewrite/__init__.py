@@ -24,8 +24,27 @@ Target: TypeAlias = Literal["portable", "ort-cpu", "ort-cuda"]
 TARGETS: tuple[str, ...] = ("portable", "ort-cpu", "ort-cuda")
 LEVELS = (0, 1, 2, 3)
 
-# What the compiler wants found before it partitions the graph. It fuses bias, activation and residual by itself.
-COMPILER_RULES: tuple[str, ...] = tuple(r.name for r in rules.ALL)
+# What the compiler wants found before it partitions the graph. It fuses bias, activation, residual and upsampling into
+# its kernels by itself, so the rules that hide those in functions are left out.
+COMPILER_RULES: tuple[str, ...] = (
+    "view_chain",
+    "gelu",
+    "gelu_tanh",
+    "quick_gelu",
+    "silu",
+    "geglu",
+    "layer_norm",
+    "rms_norm",
+    "group_norm",
+    "group_norm_silu",
+    "rotary",
+    "rotary_interleaved",
+    "attention",
+    "batch_norm",
+    "parallel_matmul",
+    "transpose_sink",
+    "reshape_sink",
+)
 
 
 def rewrite_model(

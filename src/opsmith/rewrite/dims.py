@@ -8,8 +8,9 @@ their polynomials are; everything that is no polynomial (`floor(x/2)`) becomes a
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 Monomial: TypeAlias = "tuple[str, ...]"
@@ -132,3 +133,13 @@ def product(sizes: Iterable[Size]) -> Size:
     for size in sizes:
         result = multiply(result, size)
     return result
+
+
+def symbols(size: Size) -> set[str]:
+    """The names that a size depends on."""
+    return {name for monomial in _terms(size) for name in monomial}
+
+
+def evaluate(size: Size, numbers: Mapping[str, int]) -> int:
+    """The size when its symbols have these numbers."""
+    return sum(c * math.prod(numbers[name] for name in m) for m, c in _terms(size).items())

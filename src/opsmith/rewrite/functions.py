@@ -35,8 +35,7 @@ class Body:
             attrs = [
                 v if isinstance(v, ir.Attr) else ir.convenience.convert_attribute(k, v) for k, v in attributes.items()
             ]
-            domain = DOMAIN if op_type in LIBRARY else ""
-            node = ir.Node(domain, op_type, list(inputs), attrs, num_outputs=outputs, name=f"n{len(self.nodes)}")
+            node = ir.Node("", op_type, list(inputs), attrs, num_outputs=outputs, name=f"n{len(self.nodes)}")
             for value in node.outputs:
                 value.name = f"v{len(self.nodes)}_{value.index()}"
             self.nodes.append(node)
@@ -103,13 +102,17 @@ _FLOAT, _INT = ir.AttributeType.FLOAT, ir.AttributeType.INT
 
 
 def _gelu(b: Body, calls: Calls, x: ir.Value) -> Any:
-    """0.5 x (1 + erf(x / sqrt 2)), in the order in which ONNX Runtime looks for it."""
+    """0.5 x (1 + erf(x / sqrt 2)); before opset 20 in the order in which ONNX Runtime looks for it."""
+    if b.opset >= 20:
+        return b.Gelu(x)
     erf = b.Erf(b.Div(x, b.number(1.4142135381698608, x)))
     return b.Mul(b.Mul(x, b.Add(erf, b.number(1.0, x))), b.number(0.5, x))
 
 
 def _gelu_tanh(b: Body, calls: Calls, x: ir.Value) -> Any:
     """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))"""
+    if b.opset >= 20:
+        return b.Gelu(x, approximate="tanh")
     cubic = b.Mul(b.Pow(x, b.number(3.0, x)), b.number(0.044715, x))
     tanh = b.Tanh(b.Mul(b.Add(x, cubic), b.number(0.7978845608028654, x)))
     return b.Mul(b.Mul(x, b.number(0.5, x)), b.Add(tanh, b.number(1.0, x)))
@@ -127,10 +130,7 @@ def _silu(b: Body, calls: Calls, x: ir.Value) -> Any:
 
 def _geglu(b: Body, calls: Calls, x: ir.Value) -> Any:
     """a * gelu(b) with a, b the halves of the last dimension"""
-    if b.opset >= 18:
-        a, gate = b.Split(x, axis=-1, num_outputs=2, outputs=2)
-    else:
-        a, gate = b.Split(x, axis=-1, outputs=2)
+    a, gate = _halves(b, x)
     return b.Mul(a, _gelu(b, calls, gate))
 
 
@@ -237,6 +237,85 @@ def _causal_attention(b: Body, calls: Calls, q: ir.Value, k: ir.Value, v: ir.Val
     return _weighted(b, calls, b.Softmax(masked, axis=-1), q, v)
 
 
+# --- rotary embedding, cache ----------------------------------------------------------------------------
+
+
+def _rotary(b: Body, calls: Calls, x: ir.Value, cos: ir.Value, sin: ir.Value) -> Any:
+    """x cos + [-x2, x1] sin, x1 and x2 the halves of the last dimension"""
+    first, second = _halves(b, x)
+    return b.Add(b.Mul(x, cos), b.Mul(b.Concat(b.Neg(second), first, axis=-1), sin))
+
+
+def _rotary_interleaved(b: Body, calls: Calls, x: ir.Value, cos: ir.Value, sin: ir.Value) -> Any:
+    """x cos + [-x1, x0, -x3, x2 ...] sin"""
+    end, last, two = b.ints(2**31 - 1), b.ints(-1), b.ints(2)
+    even = b.Slice(x, b.ints(0), end, last, two)
+    odd = b.Slice(x, b.ints(1), end, last, two)
+    pairs = b.Concat(b.Unsqueeze(b.Neg(odd), last), b.Unsqueeze(even, last), axis=-1)
+    return b.Add(b.Mul(x, cos), b.Mul(b.Reshape(pairs, b.Shape(x)), sin))
+
+
+def _halves(b: Body, x: ir.Value) -> Any:
+    """The two halves along the last dimension; opset 18 wants their number."""
+    count = {"num_outputs": 2} if b.opset >= 18 else {}
+    return b.Split(x, axis=-1, outputs=2, **count)
+
+
+def _kv_append(b: Body, calls: Calls, past: ir.Value, new: ir.Value) -> Any:
+    return b.Concat(past, new, axis=2)
+
+
+# --- linear and convolution with what follows them -------------------------------------------------------
+
+ACTIVATIONS: dict[str, Callable[[Body, Calls, ir.Value], Any]] = {
+    "Relu": lambda b, calls, x: b.Relu(x),
+    "Tanh": lambda b, calls, x: b.Tanh(x),
+    "Sigmoid": lambda b, calls, x: b.Sigmoid(x),
+    "Gelu": _gelu,
+    "GeluTanh": _gelu_tanh,
+    "QuickGelu": _quick_gelu,
+    "Silu": _silu,
+    "Geglu": _geglu,
+}
+
+
+def _linear(activation: str, residual: bool) -> Function:
+    def write(b: Body, calls: Calls, x: ir.Value, weight: ir.Value, bias: ir.Value, *rest: ir.Value) -> Any:
+        y = b.Add(b.MatMul(x, weight), bias)
+        y = ACTIVATIONS[activation](b, calls, y) if activation else y
+        return b.Add(y, rest[0]) if residual else y
+
+    return Function(("x", "weight", "bias", *(["residual"] if residual else [])), write)
+
+
+_INTS = ir.AttributeType.INTS
+_CONV = (("pads", _INTS), ("strides", _INTS), ("dilations", _INTS), ("group", _INT))
+
+
+def _convolve(b: Body, x: ir.Value, weight: ir.Value, bias: ir.Value) -> Any:
+    return b.Conv(x, weight, bias, **{name: ir.RefAttr(name, name, kind) for name, kind in _CONV})
+
+
+def _conv(time: bool, activation: str, residual: bool) -> Function:
+    def write(b: Body, calls: Calls, x: ir.Value, weight: ir.Value, bias: ir.Value, *rest: ir.Value) -> Any:
+        y = _convolve(b, x, weight, bias)
+        y = b.Add(y, rest[0]) if time else y
+        y = ACTIVATIONS[activation](b, calls, y) if activation else y
+        return b.Add(y, rest[-1]) if residual else y
+
+    inputs = ("x", "weight", "bias", *(["time"] if time else []), *(["residual"] if residual else []))
+    return Function(inputs, write, _CONV)
+
+
+def _upsample_conv(b: Body, calls: Calls, x: ir.Value, weight: ir.Value, bias: ir.Value) -> Any:
+    """Each pixel repeated factor x factor times, then Conv"""
+    factor = b.Reshape(b.Constant(value_float=ir.RefAttr("value_float", "factor", _FLOAT)), b.ints(1))
+    ones = b.Constant(value=ir.tensor(np.ones(2, np.float32)))
+    scales = b.Concat(ones, factor, factor, axis=0)
+    mode = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return _convolve(b, b.Resize(x, None, scales, **mode), weight, bias)
+
+
 LIBRARY: dict[str, Function] = {
     "Gelu": Function(("x",), _gelu),
     "GeluTanh": Function(("x",), _gelu_tanh),
@@ -252,6 +331,18 @@ LIBRARY: dict[str, Function] = {
     "AttentionBias": Function(("q", "k", "v", "bias"), _attention_bias, (("scale", _FLOAT),)),
     "AttentionMask": Function(("q", "k", "v", "mask"), _attention_mask, (("scale", _FLOAT),)),
     "CausalAttention": Function(("q", "k", "v"), _causal_attention, (("scale", _FLOAT),)),
+    "Rotary": Function(("x", "cos", "sin"), _rotary),
+    "RotaryInterleaved": Function(("x", "cos", "sin"), _rotary_interleaved),
+    "KvAppend": Function(("past", "new"), _kv_append),
+    "UpsampleConv": Function(("x", "weight", "bias"), _upsample_conv, (("factor", _FLOAT), *_CONV)),
+    **{f"Linear{a}{r}": _linear(a, bool(r)) for a in ("", *ACTIVATIONS) for r in ("", "Residual")},
+    **{
+        f"Conv{t}{a}{r}": _conv(bool(t), a, bool(r))
+        for t in ("", "Time")
+        for a in ("", *ACTIVATIONS)
+        for r in ("", "Residual")
+        if t or a or r
+    },
 }
 
 

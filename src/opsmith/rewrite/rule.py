@@ -75,6 +75,7 @@ class Site:
         self.taken: list[ir.Node] = [root]
         self.built: list[ir.Node] = []
         self.replacements: list[tuple[ir.Value, ir.Value]] = []
+        self.place: ir.Node | None = None  # where the new nodes go; otherwise where the last replaced value was made
 
     # --- matching: every step either holds or is the reason for the miss ---------------------------------
 
@@ -158,7 +159,7 @@ class Site:
 
     def commit(self, rule_name: str) -> None:
         """Put the built nodes in place of the taken ones."""
-        last = self.replacements[-1][0].producer()
+        last = self.place or self.replacements[-1][0].producer()
         assert last is not None
         for node in self.built:
             if node.op_type != "Constant":

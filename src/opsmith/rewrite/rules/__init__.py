@@ -1,9 +1,16 @@
 """All rules, in the order in which they run. A rule is one file; to add one, add a file and name it here.
 
 The order, and why:
-  1. activations     small and independent; group norm + SiLU and GEGLU below need them whole
-  2. norms           before attention, so that its neighbours are single nodes
-  3. attention       needs the K transpose in one node: `key_transpose` first
+  1. views           one Transpose instead of three nodes: attention reads K through it
+  2. activations     small and independent; GEGLU, group norm + SiLU and the epilogues below need them whole
+  3. norms           the plain ones first, then with what stands before (skip) or after them (SiLU)
+  4. rotary          before attention only for readability: q and k become single nodes
+  5. attention       takes the scales and repetitions that a later rule could otherwise tear apart
+  6. weights         batch norm into Conv, parallel products into one; the epilogues then see the final products
+  7. cache           independent of all others
+  8. epilogues       last: they swallow whatever follows a product and would hide it from the rules above. Upsampling
+                     precedes the plain convolution, whose input it is
+  9. sinking         what remains between two views
 """
 
 from __future__ import annotations
@@ -11,15 +18,27 @@ from __future__ import annotations
 from opsmith.rewrite.rule import Rule
 from opsmith.rewrite.rules import (
     attention,
+    batch_norm,
+    conv,
     geglu,
     gelu,
     gelu_tanh,
     group_norm,
     group_norm_silu,
+    kv_append,
     layer_norm,
+    linear,
+    parallel_matmul,
     quick_gelu,
+    reshape_sink,
     rms_norm,
+    rotary,
+    rotary_interleaved,
     silu,
+    skip_layer_norm,
+    skip_rms_norm,
+    transpose_sink,
+    upsample_conv,
     view_chain,
 )
 
@@ -33,6 +52,18 @@ ALL: tuple[Rule, ...] = (
     layer_norm.layer_norm,
     rms_norm.rms_norm,
     group_norm.group_norm,
+    skip_layer_norm.skip_layer_norm,
+    skip_rms_norm.skip_rms_norm,
     group_norm_silu.group_norm_silu,
+    rotary.rotary,
+    rotary_interleaved.rotary_interleaved,
     attention.attention,
+    batch_norm.batch_norm,
+    parallel_matmul.parallel_matmul,
+    kv_append.kv_append,
+    upsample_conv.upsample_conv,
+    linear.linear,
+    conv.conv,
+    transpose_sink.transpose_sink,
+    reshape_sink.reshape_sink,
 )

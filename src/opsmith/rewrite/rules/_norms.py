@@ -69,3 +69,8 @@ def vector_operand(site: Site, value: ir.Value, op_type: str, x: ir.Value) -> tu
     site.need(rank_of(vector) == 1, f"expected a vector, {name_of(vector)} is none", node)
     site.need(size is not None and size_of(vector, 0) == size, "the vector is not as long as the last dimension", node)
     return vector, node.outputs[0]
+
+
+def is_last_axis(axis: int, x: ir.Value) -> bool:
+    rank = rank_of(x)
+    return axis == -1 or (rank is not None and axis == rank - 1)

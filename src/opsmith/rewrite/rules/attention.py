@@ -307,7 +307,7 @@ def _call(site: Site, q: ir.Value, k: ir.Value, v: ir.Value, scores: _Scores, sc
     if scores.bias is None and scores.keep is None and scores.drop is None:
         return site.call("Attention", q, k, v, scale=scale)  # type: ignore[no-any-return]
     bias, keep, drop, floor = scores.bias, scores.keep, scores.drop, scores.floor
-    if causal.is_causal(site.model, bias=bias, keep=keep, drop=drop):  # (7)
+    if causal.is_causal(site.graph, bias=bias, keep=keep, drop=drop):  # (7)
         return site.call("CausalAttention", q, k, v, scale=scale)  # type: ignore[no-any-return]
     if bias is not None:
         choice = _choice_of(bias)

@@ -1,7 +1,7 @@
 """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) -> GeluTanh(x)
 
 Cases: (1) x^3 as Pow(x, 3) or x * x * x; (2) the inner sum expanded: x * (1 + 0.044715 x^2) is not matched;
-(3) the product outside in any order.
+(3) the product outside in any order; (4) the standard op of opset 20.
 """
 
 from __future__ import annotations
@@ -10,17 +10,21 @@ import math
 
 import onnx_ir as ir
 
-from opsmith.rewrite.rule import Site, factors, input_of, is_close, is_op, rank_of, rule, scalar_of
+from opsmith.rewrite.rule import Site, attribute, factors, input_of, is_close, is_op, rank_of, rule, scalar_of
 from opsmith.rewrite.rules._products import finish_product, peel
 
 
 @rule(
     "gelu_tanh",
     "0.5 * x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) -> GeluTanh(x)",
-    roots=("Tanh",),
+    roots=("Tanh", "Gelu"),
     makes=("opsmith.GeluTanh",),
 )
 def gelu_tanh(site: Site) -> None:
+    if is_op(site.root, "Gelu"):  # (4)
+        site.need(attribute(site.root, "approximate", "none") == "tanh", "this Gelu is the erf form")
+        site.replace(site.root.outputs[0], site.call("GeluTanh", input_of(site.root, 0)))
+        return
     total = peel(site, input_of(site.root, 0), math.sqrt(2 / math.pi), "the argument of tanh")
     add = site.producer(total, "Add")
     x = _cubic(site, add)
