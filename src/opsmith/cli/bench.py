@@ -1,0 +1,145 @@
+"""opsmith bench PATHS..."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from opsmith.cli import console
+from opsmith.errors import OpsmithError
+from opsmith.measure import chart, inputs, peak, peers
+from opsmith.measure.bench import BenchResult, Entry, bench
+
+PANEL = "Workbench"
+ORDER = 60
+
+
+def command(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="Variants, .onnx files, or a model folder for all of its variants.")
+    ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Another runtime on the first model: {', '.join(peers.NAMES)}; repeatable."),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads for every variant; default all cores.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds in all; default from --seconds, 10 to 40.")] = None,
+    processes: Annotated[int | None, typer.Option(help="Times each process is started anew; default up to 5.")] = None,
+    seconds: Annotated[float, typer.Option(help="Time to spend on measuring, about.")] = 30.0,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Random inputs of this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random inputs and of the order of turns.")] = 0,
+    rtol: Annotated[float | None, typer.Option(help="Relative tolerance of outputs; default 1e-3 for fp32.")] = None,
+    atol: Annotated[float | None, typer.Option(help="Absolute tolerance of outputs; default 1e-4 for fp32.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the result into this PNG file.")] = None,
+    machine: Annotated[
+        bool, typer.Option("--machine", help="Measure this machine's peak arithmetic and memory speed, and keep it.")
+    ] = False,
+) -> None:
+    """Time variants side by side, interleaved in separate warm processes; exit code 1 if outputs differ."""
+    if as_json and as_csv:
+        raise OpsmithError("--json and --csv exclude each other")
+    if plot is not None:
+        chart.check_path(plot)
+    if machine:
+        _print_machine(peak.measure())
+        if not paths:
+            return
+    fixed = inputs.parse_fixed(shape or [])
+    result = bench(
+        paths or [],
+        peer=peer or (),
+        threads=threads,
+        rounds=rounds,
+        processes=processes,
+        seconds=seconds,
+        shapes=fixed,
+        seed=seed,
+        rtol=rtol,
+        atol=atol,
+    )
+    if as_json:
+        print(result.to_json())
+    elif as_csv:
+        print(result.to_csv(), end="")
+    else:
+        print_result(result)
+    if plot is not None:
+        chart.plot(result, plot)
+    if not result.verified:
+        raise typer.Exit(1)
+
+
+def print_result(result: BenchResult) -> None:
+    speed = console.table(
+        "variant", ">median", ">p5", ">p95", ">ratio", ">95 %", ">GFLOP/s", ">of peak", "outputs"
+    )  # fmt: skip
+    cost = console.table("variant", ">load", ">first run", ">peak RSS", ">size", ">turns", ">disturbed", ">left out")
+    for i, entry in enumerate(result.entries):
+        speed.add_row(*_speed(entry, i == 0))
+        cost.add_row(*_cost(entry))
+    console.show(speed)
+    console.say("")
+    console.show(cost)
+    console.say("")
+    inputs_text = ", ".join(f"{name} {kind}" for name, kind in result.inputs.items())
+    about = f"{result.cpu}, {result.threads} threads, {result.processes} sets of processes, {inputs_text}"
+    console.say(f"[dim]{escape(f'{about} ({result.inputs_from})')}[/]")
+    for note in result.notes:
+        console.say(f"[yellow]note:[/] {note}")
+    for entry in result.entries:
+        for check in entry.errors:
+            if not check.ok:
+                console.say(f"[red]differs:[/] {escape(f'{entry.label}: {check.name}: {check.problem}')}")
+
+
+def _speed(entry: Entry, first: bool) -> list[str]:
+    ratio = entry.ratio
+    colour = "green" if ratio.high < 1 else "red" if ratio.low > 1 else "default"
+    return [
+        entry.label,
+        *(duration(t) for t in (entry.run.median, entry.run.p5, entry.run.p95)),
+        "1" if first else f"[{colour}]{ratio.value:.3f}[/]",
+        "" if first else f"{ratio.low:.3f}-{ratio.high:.3f}",
+        "-" if entry.gflops is None else f"{entry.gflops:.3g}",
+        "-" if entry.share_of_peak is None else f"{entry.share_of_peak:.0%}",
+        "[green]same[/]" if entry.verified else "[red]differ[/]",
+    ]
+
+
+def _cost(entry: Entry) -> list[str]:
+    times = duration(entry.load), duration(entry.first)
+    counts = str(entry.samples), str(entry.disturbed), str(entry.left_out)
+    return [entry.label, *times, size(entry.peak_rss), size(entry.size), *counts]
+
+
+def duration(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def _print_machine(found: peak.Peak) -> None:
+    table = console.table("threads", ">peak GFLOP/s", ">read GB/s", ">triad GB/s", title=found.cpu)
+    for limits in found.limits.values():
+        figures = (limits.flops, limits.read, limits.triad)
+        table.add_row(str(limits.threads), *(f"{f / 1e9:.1f}" for f in figures))
+    console.show(table)
+    if found.others > 0.1:
+        console.say(
+            f"[yellow]note:[/] other processes kept {found.others:.1f} cores busy meanwhile: measure again when idle"
+        )

@@ -1,0 +1,518 @@
+"""bench: variants side by side, interleaved round by round in separate warm processes.
+
+    for each of a few sets of processes (one process per variant, started anew):
+        load, first run, warm up
+        for each round: every variant takes one turn, in a random order
+            a turn is as many runs as fill 0.1 s, one at least
+
+All variants get the same threads and the same inputs. Turns during which other processes used the CPU are left out
+and counted; such a round is taken again, up to a limit, and when too few clean ones remain all of them are used and
+the result says so. The outputs of every variant are compared with the first one's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import io
+import json
+import math
+import os
+import random
+import statistics as plain_statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from opsmith import machine, progress, session, store
+from opsmith.errors import OpsmithError
+from opsmith.measure import contention, peak, peers
+from opsmith.measure import inputs as random_inputs
+from opsmith.measure.flops import flops
+from opsmith.measure.statistics import Ratio, Summary, paired_ratio, summarize
+from opsmith.measure.verify import OutputCheck, compare_arrays
+from opsmith.measure.worker import Worker
+
+TURN_SECONDS = 0.1  # shorter turns would drown in the 10 ms ticks of /proc/stat
+RERUN_LIMIT = 3  # at most this many times the wanted rounds are tried to get clean ones
+LEAST_CLEAN = 0.5  # with fewer clean rounds than this share of the wanted ones, all rounds are used, and it is said
+
+_COLUMNS = (
+    "variant", "runtime", "median_s", "p5_s", "p95_s", "ratio", "ratio_low", "ratio_high", "load_s", "first_s",
+    "peak_rss", "size", "gflops", "share_of_peak", "samples", "disturbed", "left_out", "verified",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One line of the table: a model file and the runtime that runs it."""
+
+    label: str
+    path: Path
+    runtime: str = "ort"
+
+
+@dataclasses.dataclass
+class Entry:
+    """What was measured of one candidate. Times in seconds, sizes in bytes."""
+
+    label: str
+    path: str
+    runtime: str
+    run: Summary
+    ratio: Ratio
+    load: float
+    first: float
+    peak_rss: int
+    base_rss: int  # before the model was loaded: Python and the runtime
+    size: int
+    samples: int  # turns taken
+    disturbed: int  # of them, while other processes used the CPU
+    left_out: int  # disturbed ones that do not count: all of them, unless too few clean ones remained
+    flops: int | None
+    share_of_peak: float | None
+    errors: list[OutputCheck]  # its outputs compared with the first variant's
+    rounds: list[float]  # seconds of one run in each round that counted
+
+    @property
+    def verified(self) -> bool:
+        return all(error.ok for error in self.errors)
+
+    @property
+    def gflops(self) -> float | None:
+        return None if self.flops is None else self.flops / self.run.median / 1e9
+
+
+@dataclasses.dataclass
+class BenchResult:
+    entries: list[Entry]
+    threads: int
+    cpu: str
+    processes: int
+    inputs: dict[str, str]
+    inputs_from: str
+    clean: bool  # False: too few undisturbed rounds, all were used
+    notes: list[str]
+    seconds: float
+
+    @property
+    def verified(self) -> bool:
+        return all(entry.verified for entry in self.entries)
+
+    def __getitem__(self, label: str) -> Entry:
+        return next(entry for entry in self.entries if entry.label == label)
+
+    def to_dict(self) -> dict[str, Any]:
+        data = dataclasses.asdict(self)
+        for entry, found in zip(self.entries, data["entries"]):
+            found["verified"] = entry.verified
+            found["gflops"] = entry.gflops
+        return data
+
+    def to_json(self) -> str:
+        return json.dumps(finite(self.to_dict()), indent=2)
+
+    def to_csv(self) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(_COLUMNS)
+        for e in self.entries:
+            ratio = [e.ratio.value, e.ratio.low, e.ratio.high]
+            row = [e.label, e.runtime, e.run.median, e.run.p5, e.run.p95, *ratio, e.load, e.first, e.peak_rss, e.size]
+            writer.writerow([*row, e.gflops, e.share_of_peak, e.samples, e.disturbed, e.left_out, e.verified])
+        return text.getvalue()
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: they become null."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# --- what to bench ----------------------------------------------------------------------------------------
+
+
+def find_candidates(paths: Sequence[store.PathLike | store.Variant], peer_names: Sequence[str] = ()) -> list[Candidate]:
+    """A model folder stands for all its variants, anything else for itself; peers run the first plain model."""
+    if not paths:
+        raise OpsmithError("nothing to bench", "give model files, variant folders or a model folder")
+    found: list[Path] = []
+    for where in paths:
+        found += expand(where)
+    for name in peer_names:
+        peers.check(name)
+    candidates = [Candidate(label, path) for label, path in zip(labels(found), found)]
+    plain = [c for c in candidates if not store.libraries(c.path)]
+    if peer_names and not plain:
+        raise OpsmithError("peers cannot run a compiled variant", "give the variant it was compiled from as well")
+    candidates += [Candidate(name, plain[0].path, name) for name in peer_names]
+    return candidates
+
+
+def expand(where: store.PathLike | store.Variant) -> list[Path]:
+    """The model files that a path means; a model folder means all its variants."""
+    if not isinstance(where, store.Variant):
+        path = Path(where)
+        if path.is_dir() and not list(path.glob("*.onnx")) and (inside := store.variants(path)):
+            return [variant.path for variant in inside]
+    return [store.find_model(where)]
+
+
+def labels(paths: Sequence[Path]) -> list[str]:
+    """Short names that tell the models apart: the variant's, with as much of the path as is needed, or a number."""
+    folders = [path.absolute().parent for path in paths]
+    single = [len(list(folder.glob("*.onnx"))) == 1 for folder in folders]
+    names = [folder.name if alone else path.stem for folder, path, alone in zip(folders, paths, single)]
+    if len(set(names)) < len(names):
+        names = [f"{f.parent.name}/{n}" if alone else f"{f.name}/{n}" for f, n, alone in zip(folders, names, single)]
+    return [n if names.count(n) == 1 else f"{n} #{names[: i + 1].count(n)}" for i, n in enumerate(names)]
+
+
+def choose_inputs(
+    path: Path, shapes: Mapping[str, int | Sequence[int]] | None, seed: int
+) -> tuple[dict[str, np.ndarray[Any, Any]], str]:
+    """The stored test data where there is some and no shape is asked for, else seeded random numbers."""
+    model = store.open_model(path)
+    if not shapes:
+        names = [v.name or "" for v in model.graph.inputs if v.name not in model.graph.initializers]
+        outputs = [v.name or "" for v in model.graph.outputs]
+        stored = store.read_test_data(path, (names, outputs))
+        if stored and stored[0].inputs:
+            check_fresh(path, model, stored[0].inputs)
+            return stored[0].inputs, stored[0].folder.name
+    dims = random_inputs.default_dims(random_inputs.specs(model), shapes)
+    return random_inputs.random_inputs(model, dims, seed), f"random, seed {seed}"
+
+
+def check_fresh(path: Path, model: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Refuse test data that was made for another version of the model."""
+    where = f"{path.parent / 'test_data_set_0'} is stale"
+    hint = "export again, or delete it to use random inputs"
+    values = {v.name: v for v in model.graph.inputs if v.name not in model.graph.initializers}
+    if missing := sorted(set(values) - set(arrays)):
+        raise OpsmithError(f"{where}: the model's input {missing[0]!r} is not in it", hint)
+    if unknown := sorted(set(arrays) - {v.name for v in model.graph.inputs}):
+        raise OpsmithError(f"{where}: the model has no input {unknown[0]!r}", hint)
+    for name, value in values.items():
+        shape, array = value.shape, arrays[name]
+        if value.dtype is not None and value.dtype.numpy() != array.dtype:
+            raise OpsmithError(f"{where}: input {name!r} is {array.dtype}, the model wants {value.dtype.name}", hint)
+        if shape is None:
+            continue
+        fits = len(shape) == array.ndim and all(not isinstance(d, int) or d == n for d, n in zip(shape, array.shape))
+        if not fits:
+            raise OpsmithError(f"{where}: input {name!r} is {list(array.shape)}, the model wants {shape}", hint)
+
+
+def check_same_inputs(candidates: Sequence[Candidate]) -> None:
+    """All candidates must be fed alike; a wrong one is named before anything is started."""
+
+    def signature(path: Path) -> dict[str, Any]:
+        graph = store.open_model(path).graph
+        return {v.name or "": v.dtype for v in graph.inputs if v.name not in graph.initializers}
+
+    first = signature(candidates[0].path)
+    for candidate in candidates[1:]:
+        if (other := signature(candidate.path)) != first:
+            odd = sorted(set(first.items()) ^ set(other.items()), key=str)[0][0]
+            raise OpsmithError(
+                f"{candidate.label} and {candidates[0].label} differ in input {odd!r}",
+                "bench variants of one model, or name the models one run each",
+            )
+
+
+# --- measuring --------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Track:
+    """What one candidate collects over all sets of processes."""
+
+    candidate: Candidate
+    load: list[float] = dataclasses.field(default_factory=list)
+    first: list[float] = dataclasses.field(default_factory=list)
+    peak_rss: list[int] = dataclasses.field(default_factory=list)
+    base_rss: list[int] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Round:
+    group: int  # which set of processes
+    turns: dict[int, list[float]]  # candidate -> seconds of each run
+    dirty: frozenset[int]  # candidates whose turn was disturbed
+
+
+def bench(
+    models: store.PathLike | store.Variant | Sequence[store.PathLike | store.Variant],
+    *,
+    peer: Sequence[str] = (),
+    threads: int | None = None,
+    rounds: int | None = None,
+    processes: int | None = None,
+    seconds: float = 30.0,
+    shapes: Mapping[str, int | Sequence[int]] | None = None,
+    seed: int = 0,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> BenchResult:
+    """Measure variants against the first one.
+
+    ROUNDS and PROCESSES are chosen from the time one round takes and SECONDS, the time to spend on measuring.
+    """
+    paths = [models] if isinstance(models, (str, os.PathLike, store.Variant)) else list(models)
+    candidates = find_candidates(paths, peer)
+    _check_numbers(threads=threads, rounds=rounds, processes=processes)
+    check_same_inputs(candidates)
+    threads = threads or machine.cores()
+    feed, origin = choose_inputs(candidates[0].path, shapes, seed)
+    started = time.monotonic()
+    notes: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="opsmith-bench-") as folder:
+        store.write_test_data(Path(folder) / "inputs", feed, {})
+        tracks = [_Track(candidate) for candidate in candidates]
+        taken, groups = _measure(tracks, Path(folder), threads, rounds, processes, seconds, seed, notes)
+        errors = _compare_outputs(candidates, Path(folder), rtol, atol)
+    clean = _enough_clean(taken, len(candidates))
+    if not contention.available():
+        notes.append("this system does not tell who else used the CPU: no sample could be left out")
+    elif not clean:
+        notes.append("other processes used the CPU nearly all the time: disturbed samples had to be used")
+    work = _flops(candidates, feed, notes)
+    limits = peak.cached()
+    if limits is None:
+        notes.append("share of peak unknown: run `opsmith bench --machine` once")
+    entries = [
+        _entry(i, track, taken, clean, work, limits.at(threads) if limits else None, errors[i], seed)
+        for i, track in enumerate(tracks)
+    ]
+    return BenchResult(
+        entries=entries,
+        threads=threads,
+        cpu=machine.cpu_name(),
+        processes=groups,
+        inputs={name: f"{a.dtype}[{', '.join(map(str, a.shape))}]" for name, a in feed.items()},
+        inputs_from=origin,
+        clean=clean,
+        notes=notes,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _check_numbers(**numbers: int | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise OpsmithError(f"--{name} must be at least 1, not {value}")
+
+
+def _measure(
+    tracks: list[_Track],
+    folder: Path,
+    threads: int,
+    rounds: int | None,
+    processes: int | None,
+    seconds: float,
+    seed: int,
+    notes: list[str],
+) -> tuple[list[_Round], int]:
+    taken: list[_Round] = []
+    order = random.Random(seed)
+    groups = processes or 0
+    turn = 0.0
+    per_group = runs = None
+    group = 0
+    with progress.task("bench") as step:
+        while group == 0 or group < groups:
+            with contextlib.ExitStack() as stack:
+                workers: list[Worker] = []
+                for i, track in enumerate(tracks):
+                    step(f"loading {track.candidate.label}", advance=0)
+                    _check_memory(track.candidate, len(workers))
+                    worker = stack.enter_context(Worker(track.candidate.label, threads))
+                    _start(worker, track, folder, i if group == 0 else None, threads)
+                    workers.append(worker)
+                if runs is None or per_group is None:
+                    runs, turn = _size_turns(workers)
+                    loading = sum(track.load[0] + track.first[0] for track in tracks)
+                    groups, per_group = _plan(rounds, processes, seconds, turn, loading, notes)
+                wanted, tried, began = per_group, 0, time.monotonic()
+                # Disturbed rounds are taken again, but a machine that is never quiet must not keep us for ever.
+                patience = max(2 * seconds / groups, 2 * turn * per_group)
+                while wanted and (
+                    tried < per_group or (tried < per_group * RERUN_LIMIT and time.monotonic() - began < patience)
+                ):
+                    step(
+                        f"process set {group + 1} of {groups}, round {per_group - wanted + 1} of {per_group}", advance=0
+                    )
+                    taken.append(_round(workers, runs, group, order))
+                    tried += 1
+                    wanted -= not taken[-1].dirty
+                for worker, track in zip(workers, tracks):
+                    track.peak_rss.append(worker.ask("quit")["peak_rss"])
+            group += 1
+    return taken, groups
+
+
+def _check_memory(candidate: Candidate, running: int) -> None:
+    """A machine that swaps measures nothing: say so before it happens. Weights are held once, or twice if packed."""
+    needed = 2 * session.size_on_disk(candidate.path)
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        if needed > free:
+            raise OpsmithError(
+                f"{candidate.label} may need {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free",
+                f"bench fewer variants at once; {running} are loaded" if running else "use a machine with more memory",
+            )
+
+
+def _start(worker: Worker, track: _Track, folder: Path, save: int | None, threads: int) -> None:
+    candidate = track.candidate
+    answer = worker.ask(
+        "load",
+        model=str(candidate.path.absolute()),
+        runtime=candidate.runtime,
+        threads=threads,
+        inputs=str(folder / "inputs"),
+    )
+    track.load.append(answer["load"])
+    track.base_rss.append(answer["base_rss"])
+    outputs = None if save is None else str(folder / f"outputs_{save}")
+    track.first.append(worker.ask("first", outputs=outputs)["first"])
+
+
+def _size_turns(workers: Sequence[Worker]) -> tuple[list[int], float]:
+    """How many runs make a turn of each worker, and how long one round will take."""
+    runs, total = [], 0.0
+    for worker in workers:
+        once = min(worker.ask("turn", runs=2, warm=0)["seconds"])
+        count = max(1, math.ceil(TURN_SECONDS / max(once, 1e-6)))
+        count = min(count, 2000)
+        runs.append(count)
+        total += once * (count + _warm(count))
+    return runs, total
+
+
+def _warm(runs: int) -> int:
+    """Runs before a turn, not timed: the other variants' turns emptied the caches."""
+    return 0 if runs == 1 else max(1, runs // 10)
+
+
+def _plan(
+    rounds: int | None, processes: int | None, seconds: float, turn: float, loading: float, notes: list[str]
+) -> tuple[int, int]:
+    """(sets of processes, rounds in each)."""
+    total = rounds or max(10, min(40, int(seconds / max(turn, 1e-9))))
+    if processes is None:
+        # Starting anew must not take longer than measuring. Student's t needs three sets or more.
+        processes = 5 if loading * 5 <= max(seconds, 10.0) else 3 if loading * 3 <= 2 * seconds else 1
+        processes = min(processes, total)
+    if processes < 3:
+        notes.append("one or two sets of processes: the interval leaves out the luck of their memory layout")
+    return processes, max(1, math.ceil(total / processes))
+
+
+def _round(workers: Sequence[Worker], runs: Sequence[int], group: int, order: random.Random) -> _Round:
+    turns: dict[int, list[float]] = {}
+    dirty = set()
+    for i in order.sample(range(len(workers)), len(workers)):
+        time.sleep(0.002)  # thread pools spin for a moment after a run; let the previous one go to sleep
+        answer = workers[i].ask("turn", runs=runs[i], warm=_warm(runs[i]))
+        turns[i] = answer["seconds"]
+        if answer["contaminated"]:
+            dirty.add(i)
+    return _Round(group, turns, frozenset(dirty))
+
+
+# --- results ----------------------------------------------------------------------------------------------
+
+
+def _enough_clean(taken: Sequence[_Round], count: int) -> bool:
+    """Every candidate needs a few clean rounds together with the first one, in every set of processes."""
+    for group in {r.group for r in taken}:
+        inside = [r for r in taken if r.group == group]
+        least = max(1, math.ceil(LEAST_CLEAN * len(inside) / RERUN_LIMIT))
+        if any(sum(not r.dirty & {0, i} for r in inside) < least for i in range(count)):
+            return False
+    return True
+
+
+def _entry(
+    i: int,
+    track: _Track,
+    taken: Sequence[_Round],
+    clean: bool,
+    work: int | None,
+    limits: peak.Limits | None,
+    errors: list[OutputCheck],
+    seed: int,
+) -> Entry:
+    single = [r for r in taken if not clean or i not in r.dirty]
+    paired = [r for r in taken if not clean or not r.dirty & {0, i}]
+    groups = [
+        (
+            [plain_statistics.median(r.turns[i]) for r in paired if r.group == group],
+            [plain_statistics.median(r.turns[0]) for r in paired if r.group == group],
+        )
+        for group in sorted({r.group for r in paired})
+    ]
+    run = summarize([s for r in single for s in r.turns[i]])
+    candidate = track.candidate
+    share = work / run.median / limits.flops if work is not None and limits else None
+    return Entry(
+        label=candidate.label,
+        path=candidate.path.name,
+        runtime=candidate.runtime,
+        run=run,
+        ratio=paired_ratio(groups, seed),
+        load=plain_statistics.median(track.load),
+        first=plain_statistics.median(track.first),
+        peak_rss=max(track.peak_rss),
+        base_rss=int(plain_statistics.median(track.base_rss)),
+        size=session.size_on_disk(candidate.path),
+        samples=len(taken),
+        disturbed=sum(i in r.dirty for r in taken),
+        left_out=len(taken) - len(single),
+        flops=work,
+        share_of_peak=share,
+        errors=errors,
+        rounds=[plain_statistics.median(r.turns[i]) for r in single],
+    )
+
+
+def _flops(candidates: Sequence[Candidate], feed: Mapping[str, np.ndarray[Any, Any]], notes: list[str]) -> int | None:
+    """Operations of one run, counted on the first model whose graph can be read; the task is the same for all."""
+    plain = next((c for c in candidates if not store.libraries(c.path)), None)
+    if plain is None:
+        notes.append("FLOPs unknown: only compiled variants here, whose graph is inside the library")
+        return None
+    try:
+        cost = flops(plain.path, {name: array.shape for name, array in feed.items()})
+    except OpsmithError as error:
+        notes.append(f"FLOPs unknown: {error}")
+        return None
+    if cost.unknown:
+        notes.append(f"FLOPs leave out {len(cost.unknown)} nodes of unknown cost, {cost.unknown[0].op} for one")
+    return cost.total or None
+
+
+def _compare_outputs(
+    candidates: Sequence[Candidate], folder: Path, rtol: float | None, atol: float | None
+) -> list[list[OutputCheck]]:
+    """Each candidate's outputs against the first one's, on the inputs that were timed."""
+    answers = [store.read_test_data(folder / f"outputs_{i}" / "model.onnx")[0].outputs for i in range(len(candidates))]
+    checks = []
+    for candidate, found in zip(candidates, answers):
+        if missing := sorted(set(answers[0]) - set(found)):
+            raise OpsmithError(f"{candidate.label} has no output {missing[0]!r}, which {candidates[0].label} has")
+        # Some peers know only one integer type; that alone is no difference in what was computed.
+        cast = {n: found[n] if candidate.runtime == "ort" else found[n].astype(a.dtype) for n, a in answers[0].items()}
+        checks.append([compare_arrays(a, cast[n], rtol=rtol, atol=atol, name=n) for n, a in answers[0].items()])
+    return checks

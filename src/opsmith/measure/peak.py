@@ -1,0 +1,229 @@
+"""What this machine can do at most: fused multiply-adds per second and bytes per second.
+
+A small C++ program is compiled for this CPU and run once with one thread and once with all of them; the result is
+kept in the user's cache folder. `bench`, `profile` and `report` state speeds as shares of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import platformdirs
+
+from opsmith import machine
+from opsmith.errors import OpsmithError
+from opsmith.measure import contention
+
+_FORMAT = 1  # raise it when the probe changes, so that old results are measured again
+
+# Chains of independent multiply-adds in registers (compute), then sums and triads over buffers far larger than the
+# caches (memory). Every figure is the best of several passes: neighbours only ever make a pass slower.
+_PROBE = r"""
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+typedef float vec __attribute__((vector_size(LANES * 4)));
+constexpr int CHAINS = 12, PASSES = 40, MEMORY_PASSES = 8;
+
+static double now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+struct Job {
+  pthread_barrier_t* barrier;
+  long steps;               // multiply-adds per chain
+  size_t floats;            // of each buffer
+  float *a, *b, *c;
+  double seconds[3];        // best of: compute, read, triad
+  float keep;
+};
+
+static float compute(long steps) {
+  vec acc[CHAINS], x = {}, y = {};
+  for (int i = 0; i < LANES; ++i) x[i] = 0.999f, y[i] = 1e-3f;
+  for (int i = 0; i < CHAINS; ++i) acc[i] = x + (float)i;
+  for (long s = 0; s < steps; ++s) {
+#pragma GCC unroll 12
+    for (int i = 0; i < CHAINS; ++i) acc[i] = acc[i] * x + y;
+  }
+  vec sum = acc[0];
+  for (int i = 1; i < CHAINS; ++i) sum += acc[i];
+  return sum[0];
+}
+
+static float read_all(const float* a, size_t n) {
+  vec sum[8] = {};
+  for (size_t i = 0; i + 8 * LANES <= n; i += 8 * LANES)
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) sum[j] += *(const vec*)(a + i + j * LANES);
+  vec total = sum[0];
+  for (int j = 1; j < 8; ++j) total += sum[j];
+  return total[0];
+}
+
+static void triad(float* a, const float* b, const float* c, size_t n) {
+  for (size_t i = 0; i + LANES <= n; i += LANES) *(vec*)(a + i) = *(const vec*)(b + i) + *(const vec*)(c + i) * 3.0f;
+}
+
+static void* work(void* argument) {
+  Job* job = (Job*)argument;
+  size_t bytes = job->floats * sizeof(float);
+  float* buffers[3];
+  for (int i = 0; i < 3; ++i) {
+    if (posix_memalign((void**)&buffers[i], 4096, bytes)) exit(1);
+    for (size_t k = 0; k < job->floats; ++k) buffers[i][k] = (float)(k % 7);
+  }
+  for (int what = 0; what < 3; ++what) {
+    job->seconds[what] = 1e30;
+    for (int pass = 0; pass < (what == 0 ? PASSES : MEMORY_PASSES); ++pass) {
+      pthread_barrier_wait(job->barrier);
+      double start = now();
+      if (what == 0) job->keep += compute(job->steps);
+      if (what == 1) job->keep += read_all(buffers[0], job->floats);
+      if (what == 2) triad(buffers[0], buffers[1], buffers[2], job->floats), job->keep += buffers[0][pass];
+      pthread_barrier_wait(job->barrier);  // everyone's time is that of the slowest thread
+      double seconds = now() - start;
+      if (seconds < job->seconds[what]) job->seconds[what] = seconds;
+    }
+  }
+  for (float* buffer : buffers) free(buffer);
+  return nullptr;
+}
+
+int main(int count, char** arguments) {
+  int threads = count > 1 ? atoi(arguments[1]) : 1;
+  pthread_barrier_t barrier;
+  pthread_barrier_init(&barrier, nullptr, threads);
+  Job* jobs = (Job*)calloc(threads, sizeof(Job));
+  pthread_t* ids = (pthread_t*)calloc(threads, sizeof(pthread_t));
+  long steps = 3000000;  // about 10 ms
+  size_t floats = ((size_t)192 << 20) / sizeof(float) / threads / 16 * 16;
+  for (int t = 0; t < threads; ++t) {
+    jobs[t].barrier = &barrier, jobs[t].steps = steps, jobs[t].floats = floats;
+    pthread_create(&ids[t], nullptr, work, &jobs[t]);
+  }
+  for (int t = 0; t < threads; ++t) pthread_join(ids[t], nullptr);
+  double flops = 2.0 * LANES * CHAINS * (double)steps * threads, bytes = 4.0 * floats * threads;
+  printf("{\"flops\": %.6g, \"read\": %.6g, \"triad\": %.6g, \"keep\": %g}\n", flops / jobs[0].seconds[0],
+         bytes / jobs[0].seconds[1], 3 * bytes / jobs[0].seconds[2], jobs[0].keep);
+}
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Floating-point operations and bytes per second that `threads` threads reach together."""
+
+    threads: int
+    flops: float
+    read: float
+    triad: float
+
+    @property
+    def bandwidth(self) -> float:
+        return max(self.read, self.triad)
+
+
+@dataclasses.dataclass(frozen=True)
+class Peak:
+    cpu: str
+    limits: dict[int, Limits]
+    others: float  # cores that other processes kept busy meanwhile: above a few per cent the peak is too low
+
+    def at(self, threads: int) -> Limits:
+        """The measured limits, or the ones of the nearest measured count scaled by the number of threads."""
+        if threads in self.limits:
+            return self.limits[threads]
+        nearest = self.limits[min(self.limits, key=lambda n: abs(n - threads))]
+        scale = threads / nearest.threads
+        # Memory does not scale with threads beyond what all cores reached.
+        memory = min(scale, 1.0)
+        return Limits(threads, nearest.flops * scale, nearest.read * memory, nearest.triad * memory)
+
+
+def cache_file() -> Path:
+    base = os.environ.get("OPSMITH_CACHE") or platformdirs.user_cache_dir("opsmith")
+    return Path(base) / "machine.json"
+
+
+def cached() -> Peak | None:
+    """The limits measured earlier on this CPU, if any."""
+    try:
+        data = json.loads(cache_file().read_text(encoding="utf-8"))
+        if data["format"] != _FORMAT or data["cpu"] != machine.cpu_name() or data["cores"] != machine.cores():
+            return None
+        return Peak(data["cpu"], {e["threads"]: Limits(**e) for e in data["limits"]}, float(data["others"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def measure() -> Peak:
+    """Compile and run the probe, and keep the result."""
+    counts = sorted({1, machine.cores()})
+    with tempfile.TemporaryDirectory(prefix="opsmith-peak-") as folder:
+        program = _build(Path(folder))
+        before, before_probe = contention.read(), _children_seconds()
+        limits = [Limits(threads=n, **_run(program, n)) for n in counts]
+        use = contention.between(before, contention.read())
+        others = max(0.0, use.others - (_children_seconds() - before_probe)) / use.wall
+    peak = Peak(machine.cpu_name(), {entry.threads: entry for entry in limits}, round(others, 3))
+    data = {"format": _FORMAT, "cpu": peak.cpu, "cores": machine.cores(), "others": peak.others}
+    file = cache_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({**data, "limits": [dataclasses.asdict(entry) for entry in limits]}, indent=2)
+    file.write_text(text + "\n", encoding="utf-8")
+    return peak
+
+
+def _children_seconds() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def _build(folder: Path) -> Path:
+    source, program = folder / "peak.cpp", folder / "peak"
+    source.write_text(_PROBE, encoding="utf-8")
+    command = [*_compiler(), "-O3", "-march=native", "-pthread", str(source), "-o", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise OpsmithError(f"the probe of the machine's peak did not compile: {last[0]}")
+    return program
+
+
+def _compiler() -> list[str]:
+    for name in ("g++", "clang++"):
+        if found := shutil.which(name):
+            return [found, "-x", "c++", "-std=c++20"]
+    if importlib.util.find_spec("ziglang") is None:
+        hint = "install g++ or clang++, or pip install opsmith[toolchain]"
+        raise OpsmithError("no C++ compiler found to measure the machine's peak", hint)
+    return [sys.executable, "-m", "ziglang", "cc", "-x", "c++", "-std=c++20", "-nostdlib++"]
+
+
+def _run(program: Path, threads: int) -> dict[str, float]:
+    done = subprocess.run([str(program), str(threads)], capture_output=True, text=True)
+    if done.returncode:
+        raise OpsmithError(f"the probe of the machine's peak ended with code {done.returncode}")
+    found = json.loads(done.stdout)
+    return {key: float(found[key]) for key in ("flops", "read", "triad")}

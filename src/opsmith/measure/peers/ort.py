@@ -1,0 +1,33 @@
+"""ONNX Runtime through `opsmith.load`: plain, rewritten and compiled variants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+class OnnxRuntime:
+    def __init__(self, path: Path, threads: int, settings: dict[str, Any]) -> None:
+        import onnxruntime as ort
+
+        from opsmith import session
+
+        options = ort.SessionOptions()
+        if settings.get("optimized"):
+            options.optimized_model_filepath = settings["optimized"]
+        if settings.get("level") == "none":
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        self._session = session.load(path, threads=threads, options=options, profile_prefix=settings.get("profile"))
+        self._names = [o.name for o in self._session.get_outputs()]
+
+    def prepare(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        return inputs
+
+    def run(self, feed: dict[str, Any]) -> list[Any]:
+        return list(self._session.run(None, feed))
+
+    def outputs(self, raw: list[Any]) -> dict[str, Any]:
+        return dict(zip(self._names, raw))
+
+    def end_profiling(self) -> str:
+        return str(self._session.end_profiling())
