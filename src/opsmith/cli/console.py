@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from rich.console import Console, RenderableType
@@ -53,6 +54,11 @@ def indented(t: Table) -> Padding:
 def escape(text: str) -> str:
     """Names from a model, which must not be read as markup."""
     return text.replace("[", r"\[")
+
+
+def family(name: str) -> str:
+    """past_key_values.11.key -> past_key_values.*.key: values that differ in a number only are shown as one row."""
+    return re.sub(r"\d+", "*", name)
 
 
 def bytes_text(size: float) -> str:

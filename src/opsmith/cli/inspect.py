@@ -58,15 +58,14 @@ def show_model(info: ModelInfo) -> None:
 
     values = console.table("", "name", "type", "shape", title="\ninputs and outputs")
     for kind, group in (("in", info.inputs), ("out", info.outputs)):
-        for value in group:
-            values.add_row(kind, console.escape(value.name), value.dtype, console.escape(_shape(value)))
+        for name, value in _families(group):
+            values.add_row(kind, console.escape(name), value.dtype, console.escape(_shape(value)))
     console.show(values)
 
     if info.dynamic_dims:
         dims = console.table("symbol", "where", title="\ndynamic dims")
         for symbol, places in info.dynamic_dims.items():
-            more = f" and {len(places) - 4} more" if len(places) > 4 else ""
-            dims.add_row(console.escape(symbol), console.escape(", ".join(places[:4]) + more))
+            dims.add_row(console.escape(symbol), console.escape(", ".join(_places(places))))
         console.show(dims)
 
     ops = console.table("op", ">count", ">FLOPs", ">share", title=f"\noperators ({info.nodes} nodes)")
@@ -95,6 +94,26 @@ def show_folder(info: FolderInfo) -> None:
     console.show(table)
     if info.other:
         console.say(f"also: {', '.join(info.other)}")
+
+
+def _families(values: tuple[ValueInfo, ...]) -> list[tuple[str, ValueInfo]]:
+    """Layers of a cache and the like, alike but for a number, in one row."""
+    groups: dict[tuple[object, ...], list[ValueInfo]] = {}
+    for value in values:
+        groups.setdefault((console.family(value.name), value.dtype, value.shape), []).append(value)
+    rows = []
+    for (name, *_), members in groups.items():
+        few = len(members) <= 2
+        rows += [(m.name, m) for m in members] if few else [(f"{name} ({len(members)})", members[0])]
+    return rows
+
+
+def _places(places: tuple[str, ...]) -> list[str]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for place in places:
+        name, _, axis = place.rpartition("[")
+        groups.setdefault((console.family(name), axis), []).append(place)
+    return [p for (n, a), members in groups.items() for p in (members if len(members) <= 2 else [f"{n}[{a}"])]
 
 
 def _shape(value: ValueInfo) -> str:

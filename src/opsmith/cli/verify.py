@@ -12,10 +12,11 @@ import typer
 
 from opsmith.cli import console
 from opsmith.measure import inputs
-from opsmith.measure.verify import OutputCheck, VerifyResult, verify
+from opsmith.measure.verify import OutputCheck, VerifyResult, verify, worst_first
 
 PANEL = "Road"
 ORDER = 50
+SHOWN = 6  # differences in full; the table above has the worst of each output
 
 
 def command(
@@ -45,17 +46,20 @@ def command(
 
 def _print(result: VerifyResult) -> None:
     table = console.table("output", "type", ">max abs", ">max rel", ">cosine", ">needs rtol/atol", "")
-    for check in result.worst:
-        table.add_row(check.name, check.dtype, *_figures(check), "[green]ok[/]" if check.ok else "[red]differs[/]")
+    for name, check in _families(result.worst):
+        verdict = "[green]ok[/]" if check.ok else "[red]differs[/]"
+        table.add_row(console.escape(name), check.dtype, *_figures(check), verdict)
     console.show(table)
     for dropped in result.dropped:
         console.say(f"[yellow]shape dropped, the reference refuses it:[/] {console.escape(dropped)}")
-    names = ", ".join(case.name for case in result.cases)
+    names = "; ".join(case.name for case in result.cases)
     if result.ok:
-        console.say(f"[green]the same[/] on {len(result.cases)} sets of inputs: {console.escape(names)}")
+        console.say(f"[green]the same[/] in {len(result.cases)} comparisons: {console.escape(names)}")
         return
-    for problem in result.problems:
+    for problem in result.problems[:SHOWN]:
         console.say(f"[red]differs:[/] {console.escape(problem)}")
+    if len(result.problems) > SHOWN:
+        console.say(f"and {len(result.problems) - SHOWN} more; --json has them all")
     if result.parting is not None:
         parting = result.parting
         console.say(
@@ -65,6 +69,20 @@ def _print(result: VerifyResult) -> None:
         )
     if result.note:
         console.say(f"bisect: {console.escape(result.note)}")
+
+
+def _families(checks: list[OutputCheck]) -> list[tuple[str, OutputCheck]]:
+    """Outputs alike but for a number, such as the layers of a cache, in one row: the worst of them."""
+    groups: dict[tuple[str, str], list[OutputCheck]] = {}
+    for check in checks:
+        groups.setdefault((console.family(check.name), check.dtype), []).append(check)
+    rows = []
+    for (name, _), members in groups.items():
+        if len(members) <= 2:
+            rows += [(m.name, m) for m in members]
+        else:
+            rows.append((f"{name} (worst of {len(members)})", worst_first(members)[0]))
+    return rows
 
 
 def _figures(check: OutputCheck) -> tuple[str, str, str, str]:

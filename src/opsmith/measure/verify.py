@@ -104,17 +104,16 @@ class VerifyResult:
 
     @property
     def worst(self) -> list[OutputCheck]:
-        """Per output its worst case: one that fails before one that passes, then by the tolerance needed."""
-
-        def badness(check: OutputCheck) -> tuple[bool, float, float]:
-            return not check.ok, check.needed_rtol + check.needed_atol, check.max_abs
-
-        by_name: dict[str, OutputCheck] = {}
+        """Per output its worst case."""
+        by_name: dict[str, list[OutputCheck]] = {}
         for output in itertools.chain.from_iterable(case.outputs for case in self.cases):
-            old = by_name.get(output.name)
-            if old is None or badness(output) > badness(old):
-                by_name[output.name] = output
-        return list(by_name.values())
+            by_name.setdefault(output.name, []).append(output)
+        return [worst_first(checks)[0] for checks in by_name.values()]
+
+
+def worst_first(checks: Sequence[OutputCheck]) -> list[OutputCheck]:
+    """Those that fail before those that pass, then by the tolerance needed."""
+    return sorted(checks, key=lambda c: (not c.ok, c.needed_rtol + c.needed_atol, c.max_abs), reverse=True)
 
 
 def verify(
@@ -258,7 +257,7 @@ def _random_feeds(
         all_dims = [generate.default_dims(wanted, {**static, **f}) for f in fixed]
     return [
         (f"random {_dims_text(dims)}".rstrip(), dims, generate.random_inputs(a, dims, [seed, index]))
-        for index, dims in enumerate(all_dims)
+        for index, dims in enumerate(all_dims, 1)
     ]
 
 
