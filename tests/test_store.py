@@ -119,7 +119,7 @@ def invalid_models() -> dict[str, tuple[bytes, str]]:
 
 @pytest.mark.parametrize("name", invalid_models())
 def test_an_invalid_model_is_one_line_and_exit_code_2(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     content, message = invalid_models()[name]
     path = tmp_path / "bad.onnx"
@@ -130,7 +130,7 @@ def test_an_invalid_model_is_one_line_and_exit_code_2(
     for command in (["inspect", str(path)], ["verify", str(path), str(good)], ["verify", str(good), str(path)]):
         with pytest.raises(SystemExit) as stop:
             main(command)
-        said = capsys.readouterr().err
+        said = capfd.readouterr().err
         assert stop.value.code == 2 and said.count("\n") == 1 and said.startswith("opsmith: error: ")
     assert everything(tmp_path) == ["bad.onnx", "good.onnx"]
 

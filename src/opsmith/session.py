@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,8 @@ def load(
     EDIT may change the graph on its way in (not its weights, which may be external), say to return more values.
     """
     settings = options or ort.SessionOptions()
-    settings.log_severity_level = max(settings.log_severity_level, 3)
+    if settings.log_severity_level == _DEFAULT_SEVERITY:
+        settings.log_severity_level = 4  # errors come as exceptions; ORT would print each of them once more
     if threads is not None:
         settings.intra_op_num_threads = threads
         settings.inter_op_num_threads = 1
@@ -74,8 +76,17 @@ def _load_file(
         raise OpsmithError(f"ONNX Runtime cannot load {path}: {one_line(error)}") from error
 
 
+_DEFAULT_SEVERITY = ort.SessionOptions().log_severity_level
+# "[ONNXRuntimeError] : 1 : FAIL : ", "Status Message: ", "/path/file.cc:12 ", "onnxruntime::Class::Method(args) "
+_NOISE = re.compile(
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : |Status Message: |Exception during initialization: "
+    r"|\S+\.(?:cc|h):\d+ (?=\S)|(?:\w+ )?onnxruntime::[\w:<>~, ]+\([^)]*\)(?: const)? ?"
+)
+
+
 def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:600]
+    """What ONNX Runtime says, without the places in its sources."""
+    return _NOISE.sub("", " ".join(str(error).split())).strip()[:600]
 
 
 # Element types that ONNX Runtime computes with but does not hand over as numpy arrays.

@@ -76,6 +76,8 @@ def show_model(info: ModelInfo) -> None:
     console.show(ops)
     if info.not_counted:
         console.say(f"\nno FLOPs counted for {', '.join(info.not_counted)}")
+        if info.flops_note:
+            console.say(console.escape(info.flops_note))
     elif info.flops_measured:
         console.say("\nshapes were measured by one run")
 

@@ -54,7 +54,7 @@ def _print(result: VerifyResult) -> None:
         console.say(f"[yellow]shape dropped, the reference refuses it:[/] {console.escape(dropped)}")
     names = "; ".join(case.name for case in result.cases)
     if result.ok:
-        console.say(f"[green]the same[/] in {len(result.cases)} comparisons: {console.escape(names)}")
+        console.say(f"[green]the same[/] in {_plural(len(result.cases), 'comparison')}: {console.escape(names)}")
         return
     for problem in result.problems[:SHOWN]:
         console.say(f"[red]differs:[/] {console.escape(problem)}")
@@ -69,6 +69,10 @@ def _print(result: VerifyResult) -> None:
         )
     if result.note:
         console.say(f"bisect: {console.escape(result.note)}")
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def _families(checks: list[OutputCheck]) -> list[tuple[str, OutputCheck]]:

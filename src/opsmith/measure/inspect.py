@@ -53,6 +53,7 @@ class ModelInfo:
     flops_dims: Dims  # the numbers that the FLOPs are for
     flops_measured: bool
     not_counted: tuple[str, ...]  # ops without a figure
+    flops_note: str | None  # why, if a run was tried and failed
     record: dict[str, Any]
     kind: str = "model"
 
@@ -116,6 +117,7 @@ def _model(model: store.ModelLike, dims: Fixed | None, count_flops: bool, run: b
         flops_dims=cost.dims if cost else {},
         flops_measured=cost.measured if cost else False,
         not_counted=tuple(sorted({n.op for n in cost.unknown})) if cost else (),
+        flops_note=cost.note if cost else None,
         record=store.read_record(path) if path else {},
     )
 
