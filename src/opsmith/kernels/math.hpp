@@ -5,6 +5,7 @@
 //   function                        error at most        notes
 //   exp                             2 ulp                denormal results rounded properly
 //   exp_negative                    2 ulp                for x <= 0, results below 2^-126 become 0 (softmax)
+//   exp2_negative                   3 ulp                2^x for x <= 0, results below 2^-126 become 0 (attention)
 //   expm1, log, log1p               2 ulp, 3 ulp (log1p)
 //   erf, tanh                       5 ulp, 7 without FMA rational, saturate to exactly +-1
 //   sigmoid                         4 ulp                0 below -88.7 instead of a denormal
@@ -21,6 +22,8 @@
 #pragma once
 
 #include <math.h>
+
+#include <utility>
 
 #include "base.hpp"
 
@@ -255,6 +258,25 @@ OPSMITH_INLINE V exp_negative(V x) {
   const V y = max_or_second(all<V>(-87.33654f), x);
   const auto [n, n_float, r] = exp_reduce(y);
   return select(x < -87.33654f, V{}, exp_of_reduced(r) * power_of_two<V>(n));
+}
+
+// Five multiply-adds and no logarithm's constants: the cheapest form, for the scores of attention.
+template <FloatLanes V>
+OPSMITH_INLINE V exp2_negative(V x) {
+  constexpr float c1 = 0.693147004f, c2 = 0.240222469f, c3 = 0.0555071086f, c4 = 0.0096712932f, c5 = 0.00132695551f;
+#if defined(__AVX512F__)
+  if constexpr (VecTraits<V>::lanes == 16) {
+    const F y = max_or_second(all<F>(-200), x);  // far enough for scalef to give 0, near enough for n to be exact
+    const F n = (F)_mm512_maskz_roundscale_ps(0xffff, (__m512)y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const F p = polynomial(y - n, 1.0f, c1, c2, c3, c4, c5);
+    return (F)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n);
+  }
+#endif
+  const V y = max_or_second(all<V>(-126), x);
+  const V k = y + kRounder;
+  const V p = polynomial(y - (k - kRounder), 1.0f, c1, c2, c3, c4, c5);
+  const V e = float_of(bits_of(p) + (bits_of(k) << 23));
+  return select(x < -126.0f, V{}, e);
 }
 
 template <FloatLanes V>
@@ -554,5 +576,25 @@ OPSMITH_INLINE float lane_max(F v) {  // a NaN lane may get lost
 OPSMITH_INLINE float lane_min(F v) {
   return detail::fold<decltype([](auto a, auto b) { return a < b ? a : b; }), W>({}, v);
 }
+
+namespace detail {
+// Lanes with bit H of their number set change places between rows i and i + H.
+template <i64 H, int... L>
+OPSMITH_INLINE void swap_quarters(F& a, F& b, std::integer_sequence<int, L...>) {
+  const F low = __builtin_shufflevector(a, b, (L & H ? L - H + W : L)...);
+  const F high = __builtin_shufflevector(a, b, (L & H ? L + W : L + H)...);
+  a = low;
+  b = high;
+}
+template <i64 H>
+OPSMITH_INLINE void transpose_step(F (&r)[W]) {
+#pragma GCC unroll 16
+  for (i64 i = 0; i < W; ++i)
+    if (!(i & H)) swap_quarters<H>(r[i], r[i + H], std::make_integer_sequence<int, W>{});
+  if constexpr (H > 1) transpose_step<H / 2>(r);
+}
+}  // namespace detail
+// Rows become columns: r[i][j] and r[j][i] change places. log2(W) shuffles per vector.
+OPSMITH_INLINE void transpose(F (&r)[W]) { detail::transpose_step<W / 2>(r); }
 
 }  // namespace opsmith

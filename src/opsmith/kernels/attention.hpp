@@ -1,0 +1,665 @@
+// Scaled dot-product attention that never holds the score matrix:
+//
+//   out[b][h][i] = sum over j of softmax_j(scale * q[b][h][i] . k[b][h'][j] + mask) * v[b][h'][j],   h' = h / (heads / kv_heads)
+//
+// Queries lie across vector lanes. With the scores transposed, both products read K and V in place, as scalars that are
+// multiplied into a vector of queries, so neither is ever packed, transposed or padded, and the softmax over keys is
+// lane by lane, without a horizontal operation:
+//
+//   s  (keys, lanes) = k (keys, D) @ q^T (D, lanes)          rows of the tile are keys
+//   p  (keys, lanes) = 2^(s - running maximum)               the scale of q holds log2(e)
+//   o^T (Dv, lanes) += v^T (Dv, keys) @ p (keys, lanes)      rows of the tile are value columns
+//
+// A task takes some panels of lanes (a panel: as many vectors as the microkernel is wide) of one kv head and streams the
+// keys past them, a block at a time; q^T, p and o^T stay in its cache. The query heads that share a kv head are lanes
+// side by side, so grouped-query attention reads K and V once. Where that makes fewer rows than a quarter vector (decoding),
+// a second path works row by row with the lanes along D. Where there are fewer tasks than threads, keys are split and the
+// parts, each with its own maximum and sum, are merged.
+//
+// A row whose keys are all masked gives NaN, as softmax over -inf does, or 0 with attention<true>(...), as torch's guard
+// around it does. No keys at all give 0.
+#pragma once
+
+#include <type_traits>
+
+#include "math.hpp"
+#include "types.hpp"
+
+namespace opsmith {
+
+struct AttentionShape {
+  i64 batch, heads, kv_heads, queries, keys, head_size, value_size;
+  // element strides; head_size and value_size are contiguous
+  i64 q_batch, q_head, q_row;
+  i64 k_batch, k_head, k_row;
+  i64 v_batch, v_head, v_row;
+  i64 o_batch, o_head, o_row;
+  float scale;
+  bool causal;  // query i sees keys j <= i + keys - queries
+};
+
+// Strides of the mask in elements, 0 where it is broadcast.
+struct NoMask {};
+struct BiasMask {  // added to the scores
+  const float* p;
+  i64 batch, head, row, col;
+};
+struct BoolMask {  // true: the key is seen
+  const bool* p;
+  i64 batch, head, row, col;
+};
+
+namespace detail {
+
+// The microkernel holds kTileRows x kTileVectors accumulators (see gemm_micro.hpp for the register budget).
+#if defined(__AVX512F__) || defined(__aarch64__)
+inline constexpr int kTileRows = 8, kTileVectors = 3;
+#elif defined(__AVX__)
+inline constexpr int kTileRows = 6, kTileVectors = 2;
+#else
+inline constexpr int kTileRows = 4, kTileVectors = 2;
+#endif
+inline constexpr i64 kKeyBlock = W == 16 ? 64 : 96;  // a multiple of kTileRows; the score tile stays within half of L1
+inline constexpr i64 kScratch = 56 * 1024;           // floats of a task on the stack: 224 KB
+inline constexpr i64 kMostPanels = 4;                // of a task
+inline constexpr i64 kMostLanes = kMostPanels * kTileVectors * W;
+inline constexpr i64 kFewRows = W / 4;  // up to here the row path is cheaper than a mostly empty vector
+inline constexpr i64 kMostSplits = 16;
+
+// How a call is cut into tasks. Only `splits` depends on the number of threads.
+struct AttentionPlan {
+  i64 group;      // query heads per kv head
+  i64 rows;       // of one kv head: group * queries; row = head in group * queries + query
+  i64 key_block;  // keys at a time
+  i64 vectors;    // of a panel, at most kTileVectors
+  bool by_row;    // row by row, lanes along D
+  i64 task_rows;  // rows of a task
+  i64 blocks;     // tasks of one kv head
+  i64 tasks;      // of the call
+  i64 splits;     // of the keys
+
+  // widen: keys and values are not float and each block of them is converted first
+  AttentionPlan(const AttentionShape& s, int threads, bool widen) {
+    group = s.heads / max<i64>(s.kv_heads, 1);
+    rows = group * s.queries;
+    key_block = kKeyBlock;
+    vectors = min<i64>(kTileVectors, max<i64>(1, ceil_div(rows, W)));
+    const i64 size = s.head_size + s.value_size;
+    auto floats = [&](i64 panels) {
+      return panels * (size + 2) * vectors * W + key_block * vectors * W + (widen ? key_block * size : 0);
+    };
+    while (floats(1) > kScratch) {
+      if (widen && key_block > 16)
+        key_block /= 2;
+      else if (vectors > 1)
+        --vectors;
+      else
+        break;
+    }
+    by_row = rows <= kFewRows || floats(1) > kScratch;
+    if (by_row) {  // also the refuge of enormous heads
+      key_block = kKeyBlock;
+      task_rows = max<i64>(1, min(min(rows, kFewRows), (kScratch - key_block) / max<i64>(1, size)));
+    } else {
+      // several panels per task reuse a block of keys from cache, but 64 tasks come first
+      i64 panels = min(kMostPanels, s.batch * s.kv_heads * ceil_div(rows, vectors * W) / 64);
+      while (panels > 1 && floats(panels) > kScratch) --panels;
+      task_rows = max<i64>(1, panels) * vectors * W;
+    }
+    blocks = ceil_div(rows, task_rows);
+    tasks = s.batch * s.kv_heads * blocks;
+    splits = 1;
+    if (may_split(s) && threads > 1)
+      splits = max<i64>(1, min(min(ceil_div(2 * threads, tasks), s.keys / 256), kMostSplits));
+  }
+  bool may_split(const AttentionShape& s) const { return tasks > 0 && tasks < 16 && s.keys >= 512; }
+  i64 part_floats(const AttentionShape& s) const { return task_rows * (s.value_size + 2); }  // maximum, sum, o
+  i64 workspace_bytes(const AttentionShape& s) const {
+    return may_split(s) ? tasks * kMostSplits * part_floats(s) * i64(sizeof(float)) : 0;
+  }
+};
+
+// c (R, V vectors) (+)= a (R, K) @ b (K, V vectors). a[r][k] lies at a[r * stride + k], or transposed at a[k * stride + r].
+template <int R, int V, bool Transposed>
+[[gnu::noinline]] void tile_product(const float* a, i64 stride, i64 K, const float* b, float* c, bool accumulate) {
+  F acc[R][V] = {};
+  if (accumulate) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) acc[r][v] = load(c + (r * V + v) * W, Full{});
+  }
+  const float* row[R];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) row[r] = Transposed ? a + r : a + r * stride;
+  for (i64 k = 0; k < K; ++k) {
+    F bv[V];
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) bv[v] = load(b + v * W, Full{});
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const F x = splat(Transposed ? a[r] : row[r][k]);
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) acc[r][v] += x * bv[v];
+    }
+    b += V * W;
+    if constexpr (Transposed) a += stride;
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) store(c + (r * V + v) * W, acc[r][v], Full{});
+}
+
+template <int V, bool Transposed>
+inline void panel_product(const float* a, i64 stride, i64 M, i64 K, const float* b, float* c, bool accumulate) {
+  i64 r = 0;
+  auto step = [&]<int R>(std::integral_constant<int, R>) {
+    tile_product<R, V, Transposed>(a + (Transposed ? r : r * stride), stride, K, b, c + r * V * W, accumulate);
+    r += R;
+  };
+  while (r + kTileRows <= M) step(std::integral_constant<int, kTileRows>{});
+  if constexpr (kTileRows > 4)
+    if (r + 4 <= M) step(std::integral_constant<int, 4>{});
+  if (r + 2 <= M) step(std::integral_constant<int, 2>{});
+  if (r < M) step(std::integral_constant<int, 1>{});
+}
+
+// Scores come in units of log2 where no bias is added (q holds the factor), else in natural units: finfo.min, a common bias,
+// has no finite value in the other unit.
+template <class Mask>
+inline constexpr bool kBase2 = !__is_same(Mask, BiasMask);
+template <class Mask, class V>
+OPSMITH_INLINE V score_exp(V difference) {
+  if constexpr (kBase2<Mask>)
+    return exp2_negative(difference);
+  else
+    return exp2_negative(difference * kLog2e);
+}
+template <class V>
+OPSMITH_INLINE V finite_maximum(V m) {  // -inf - -inf would be NaN; with 0 in its place the exponentials are 0
+  return select(m == -kInfinity, V{}, m);
+}
+
+OPSMITH_INLINE float masked(BiasMask, float score, float value) { return score + value; }
+OPSMITH_INLINE F masked(BiasMask, F score, F value) { return score + value; }
+OPSMITH_INLINE float masked(BoolMask, float score, float value) { return value != 0.0f ? score : -kInfinity; }
+OPSMITH_INLINE F masked(BoolMask, F score, F value) { return select(value != 0.0f, score, all<F>(-kInfinity)); }
+// bool is a byte of 0 or 1
+OPSMITH_INLINE const float* readable(const float* p) { return p; }
+OPSMITH_INLINE const uint8_t* readable(const bool* p) { return reinterpret_cast<const uint8_t*>(p); }
+
+// scores (n, V vectors) of keys k0 .. k0 + n; at[l] is where lane l's row of the mask begins.
+template <int V, class Mask>
+inline void apply_mask(float* scores, i64 n, i64 k0, const Mask& mask, const i64* at) {
+  const auto* p = readable(mask.p);
+  bool same = true;
+  for (i64 l = 1; l < V * W; ++l) same &= at[l] == at[0];
+  if (same) {
+    for (i64 j = 0; j < n; ++j) {
+      const F value = all<F>(to_float(p[at[0] + (k0 + j) * mask.col]));
+      for (int v = 0; v < V; ++v) {
+        float* x = scores + (j * V + v) * W;
+        store(x, masked(mask, load(x, Full{}), value), Full{});
+      }
+    }
+    return;
+  }
+  for (int v = 0; v < V; ++v)
+    for (i64 j0 = 0; j0 < n; j0 += W) {
+      const i64 count = min(W, n - j0);
+      F r[W];
+      for (i64 l = 0; l < W; ++l) {
+        const auto* row = p + at[v * W + l] + (k0 + j0) * mask.col;
+        if (mask.col != 1) {
+          r[l] = F{};
+          for (i64 j = 0; j < count; ++j) r[l][j] = to_float(row[j * mask.col]);
+        } else {
+          r[l] = count == W ? load(row, Full{}) : load(row, Tail{count});
+        }
+      }
+      transpose(r);
+      for (i64 j = 0; j < count; ++j) {
+        float* x = scores + ((j0 + j) * V + v) * W;
+        store(x, masked(mask, load(x, Full{}), r[j]), Full{});
+      }
+    }
+}
+
+// What a task knows of its lanes, padding lanes repeating the first.
+template <class TQ, class TO>
+struct Lanes {
+  i64 count;
+  const TQ* q[kMostLanes];
+  TO* out[kMostLanes];
+  i64 mask_at[kMostLanes];
+  int32_t limit[kMostLanes];  // the last key that the lane sees
+
+  template <class Mask>
+  Lanes(const AttentionShape& s, const AttentionPlan& plan, i64 b, i64 kv_head, i64 row0, i64 padded, const TQ* q_base,
+        TO* out_base, const Mask& mask) {
+    count = min(plan.task_rows, plan.rows - row0);
+    for (i64 l = 0; l < padded; ++l) {
+      const i64 row = row0 + (l < count ? l : 0), h = kv_head * plan.group + row / s.queries, i = row % s.queries;
+      q[l] = q_base + b * s.q_batch + h * s.q_head + i * s.q_row;
+      out[l] = out_base + b * s.o_batch + h * s.o_head + i * s.o_row;
+      if constexpr (!__is_same(Mask, NoMask)) mask_at[l] = b * mask.batch + h * mask.head + i * mask.row;
+      limit[l] = static_cast<int32_t>(s.causal ? i + s.keys - s.queries : s.keys - 1);
+    }
+  }
+};
+
+// Where the result of a row goes: to the output, divided by its sum, or as a part (maximum, sum, o) to be merged.
+template <bool ZeroMaskedRows, class V>
+OPSMITH_INLINE V divisor(V sum) {
+  if constexpr (ZeroMaskedRows) return 1.0f / select(sum == 0.0f, all<V>(1), sum);
+  return 1.0f / sum;  // o is 0 as well where the sum is: 0 * inf is NaN
+}
+
+// A block of keys or values as floats: in place, or converted into `room` (rows, cols).
+OPSMITH_INLINE const float* as_floats(const float* p, i64&, i64, i64, float*) { return p; }
+template <class T>
+OPSMITH_INLINE const float* as_floats(const T* p, i64& stride, i64 rows, i64 cols, float* room) {
+  for (i64 r = 0; r < rows; ++r)
+    for_lanes(cols, [&](i64 c, auto lanes) { store(room + r * cols + c, load(p + r * stride + c, lanes), lanes); });
+  stride = cols;
+  return room;
+}
+
+// One panel of V vectors of queries, and what it has accumulated.
+struct Panel {
+  float *q, *o, *maximum, *sum;  // (D, V), (Dv, V), (V), (V) vectors
+};
+
+// q^T, scaled: the rows of the lanes become columns.
+template <int V, class TQ>
+inline void pack_queries(const TQ* const* rows, i64 D, float scale, float* out) {
+  for (int v = 0; v < V; ++v)
+    for (i64 d0 = 0; d0 < D; d0 += W) {
+      const i64 count = min(W, D - d0);
+      F r[W];
+      for (i64 l = 0; l < W; ++l) {
+        const TQ* p = rows[v * W + l] + d0;
+        r[l] = (count == W ? load(p, Full{}) : load(p, Tail{count})) * scale;
+      }
+      transpose(r);
+      for (i64 d = 0; d < count; ++d) store(out + ((d0 + d) * V + v) * W, r[d], Full{});
+    }
+}
+
+// o^T * factor, back to one row per lane, `count` lanes of them: write(lane, column, F, lanes)
+template <int V, class Write>
+inline void unpack_rows(const float* o, i64 Dv, i64 count, const F* factor, Write&& write) {
+  for (int v = 0; v < V; ++v)
+    for (i64 d0 = 0; d0 < Dv; d0 += W) {
+      const i64 columns = min(W, Dv - d0);
+      F r[W] = {};
+      for (i64 d = 0; d < columns; ++d) r[d] = load(o + ((d0 + d) * V + v) * W, Full{}) * factor[v];
+      transpose(r);
+      const i64 lanes = min(W, count - v * W);
+      for (i64 l = 0; l < lanes; ++l) {
+        if (columns == W)
+          write(v * W + l, d0, r[l], Full{});
+        else
+          write(v * W + l, d0, r[l], Tail{columns});
+      }
+    }
+}
+
+// One block of n keys for one panel.
+template <int V, class Mask>
+inline void panel_step(const Panel& panel, const float* k, i64 k_stride, const float* v_block, i64 v_stride, i64 n,
+                       i64 k0, i64 D, i64 Dv, const Mask& mask, const i64* mask_at, const int32_t* limit, bool cut,
+                       float* p) {
+  panel_product<V, false>(k, k_stride, n, D, panel.q, p, false);
+  if constexpr (!__is_same(Mask, NoMask)) apply_mask<V>(p, n, k0, mask, mask_at);
+  if (cut) {  // some lanes do not see all of these keys
+    for (int v = 0; v < V; ++v) {
+      I last;
+      memcpy(&last, limit + v * W, sizeof last);
+      for (i64 j = 0; j < n; ++j) {
+        float* x = p + (j * V + v) * W;
+        store(x, select(last < static_cast<int32_t>(k0 + j), all<F>(-kInfinity), load(x, Full{})), Full{});
+      }
+    }
+  }
+  F old[V], m[V];
+#pragma GCC unroll 3
+  for (int v = 0; v < V; ++v) old[v] = m[v] = load(panel.maximum + v * W, Full{});
+  for (i64 j = 0; j < n; ++j)
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) m[v] = max_or_second(load(p + (j * V + v) * W, Full{}), m[v]);
+  F s[V], base[V];
+  bool grown = false;
+#pragma GCC unroll 3
+  for (int v = 0; v < V; ++v) {
+    base[v] = finite_maximum(m[v]);
+    s[v] = load(panel.sum + v * W, Full{});
+    grown |= any(m[v] > old[v]);
+  }
+  if (grown) {
+    F shrink[V];
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) {
+      shrink[v] = score_exp<Mask>(old[v] - base[v]);
+      s[v] *= shrink[v];
+      store(panel.maximum + v * W, m[v], Full{});
+    }
+    for (i64 d = 0; d < Dv; ++d)
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) {
+        float* x = panel.o + (d * V + v) * W;
+        store(x, load(x, Full{}) * shrink[v], Full{});
+      }
+  }
+  for (i64 j = 0; j < n; ++j)
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) {
+      float* x = p + (j * V + v) * W;
+      const F e = score_exp<Mask>(load(x, Full{}) - base[v]);
+      s[v] += e;
+      store(x, e, Full{});
+    }
+#pragma GCC unroll 3
+  for (int v = 0; v < V; ++v) store(panel.sum + v * W, s[v], Full{});
+  panel_product<V, true>(v_block, v_stride, Dv, n, p, panel.o, true);
+}
+
+template <bool ZeroMaskedRows, int V, class TQ, class TO>
+inline void finish_panel(const Panel& panel, const Lanes<TQ, TO>& lanes, i64 first, i64 Dv, float* part) {
+  const i64 count = min<i64>(V * W, lanes.count - first);
+  F factor[V];
+  for (int v = 0; v < V; ++v)
+    factor[v] = part ? all<F>(1) : divisor<ZeroMaskedRows>(load(panel.sum + v * W, Full{}));
+  if (!part) {
+    unpack_rows<V>(panel.o, Dv, count, factor,
+                   [&](i64 l, i64 d, F x, auto valid) { store(lanes.out[first + l] + d, x, valid); });
+    return;
+  }
+  unpack_rows<V>(panel.o, Dv, count, factor, [&](i64 l, i64 d, F x, auto valid) {
+    store(part + (first + l) * (Dv + 2) + 2 + d, x, valid);
+  });
+  for (i64 l = 0; l < count; ++l) {
+    part[(first + l) * (Dv + 2)] = panel.maximum[l];
+    part[(first + l) * (Dv + 2) + 1] = panel.sum[l];
+  }
+}
+
+// f(std::integral_constant<int, V>) for V = vectors
+template <class Fn>
+OPSMITH_INLINE void with_vectors(i64 vectors, Fn&& f) {
+  if constexpr (kTileVectors >= 3)
+    if (vectors == 3) return f(std::integral_constant<int, 3>{});
+  if (vectors == 2) return f(std::integral_constant<int, 2>{});
+  f(std::integral_constant<int, 1>{});
+}
+
+// The rows row0 .. row0 + task_rows of one kv head over keys begin .. end.
+template <bool ZeroMaskedRows, class TQ, class TK, class TO, class Mask>
+inline void panel_task(const AttentionShape& s, const AttentionPlan& plan, i64 b, i64 kv_head, i64 row0, i64 begin,
+                       i64 end, const TQ* q, const TK* k, const TK* v, TO* out, const Mask& mask, float* part) {
+  alignas(64) float scratch[kScratch];
+  const i64 D = s.head_size, Dv = s.value_size;
+  const i64 padded = round_up(min(plan.task_rows, plan.rows - row0), W);
+  const Lanes<TQ, TO> lanes(s, plan, b, kv_head, row0, padded, q, out, mask);
+  const i64 panels = ceil_div(padded, plan.vectors * W);
+  auto vectors_of = [&](i64 panel) { return min(plan.vectors, padded / W - panel * plan.vectors); };
+
+  Panel panel[kMostPanels];
+  int32_t first_cut[kMostPanels], last_seen[kMostPanels];
+  float* free = scratch;
+  auto take = [&](i64 floats) {
+    float* p = free;
+    free += floats;
+    return p;
+  };
+  const float factor = s.scale * (kBase2<Mask> ? kLog2e : 1.0f);
+  int32_t last = -1;
+  for (i64 i = 0; i < panels; ++i) {
+    const i64 width = vectors_of(i) * W, first = i * plan.vectors * W;
+    panel[i] = {take(D * width), take(Dv * width), take(width), take(width)};
+    with_vectors(vectors_of(i), [&](auto V) { pack_queries<V.value>(lanes.q + first, D, factor, panel[i].q); });
+    memset(panel[i].o, 0, static_cast<size_t>(Dv * width) * sizeof(float));
+    first_cut[i] = INT32_MAX, last_seen[i] = -1;
+    for (i64 l = 0; l < width; ++l) {
+      panel[i].maximum[l] = -kInfinity;
+      panel[i].sum[l] = 0;
+      first_cut[i] = min(first_cut[i], lanes.limit[first + l]);
+      last_seen[i] = max(last_seen[i], lanes.limit[first + l]);
+    }
+    last = max(last, last_seen[i]);
+  }
+  float* scores = take(plan.key_block * plan.vectors * W);
+
+  end = min<i64>(end, i64{last} + 1);
+  for (i64 k0 = begin; k0 < end; k0 += plan.key_block) {
+    const i64 n = min(plan.key_block, end - k0);
+    i64 k_stride = s.k_row, v_stride = s.v_row;
+    const float* k_rows = as_floats(k + b * s.k_batch + kv_head * s.k_head + k0 * s.k_row, k_stride, n, D, free);
+    const float* v_rows =
+        as_floats(v + b * s.v_batch + kv_head * s.v_head + k0 * s.v_row, v_stride, n, Dv, free + plan.key_block * D);
+    for (i64 i = 0; i < panels; ++i) {
+      const i64 seen = min<i64>(n, last_seen[i] - k0 + 1), first = i * plan.vectors * W;
+      if (seen <= 0) continue;
+      with_vectors(vectors_of(i), [&](auto V) {
+        panel_step<V.value>(panel[i], k_rows, k_stride, v_rows, v_stride, seen, k0, D, Dv, mask, lanes.mask_at + first,
+                            lanes.limit + first, k0 + seen - 1 > first_cut[i], scores);
+      });
+    }
+  }
+  for (i64 i = 0; i < panels; ++i)
+    with_vectors(vectors_of(i), [&](auto V) {
+      finish_panel<ZeroMaskedRows, V.value>(panel[i], lanes, i * plan.vectors * W, Dv, part);
+    });
+}
+
+// ---- row by row ------------------------------------------------------------------------------------------------------
+
+// scores[j] = q . k[j], four keys at a time so that each load of q serves four
+template <class TK>
+inline void row_scores(const float* q, const TK* k, i64 stride, i64 n, i64 D, float* scores) {
+  i64 j = 0;
+  for (; j + 4 <= n; j += 4) {
+    const TK* row = k + j * stride;
+    F a0{}, a1{}, a2{}, a3{};
+    for_lanes(D, [&](i64 d, auto lanes) {
+      const F x = load(q + d, lanes);
+      a0 += x * load(row + d, lanes);
+      a1 += x * load(row + stride + d, lanes);
+      a2 += x * load(row + 2 * stride + d, lanes);
+      a3 += x * load(row + 3 * stride + d, lanes);
+    });
+    scores[j] = lane_sum(a0);
+    scores[j + 1] = lane_sum(a1);
+    scores[j + 2] = lane_sum(a2);
+    scores[j + 3] = lane_sum(a3);
+  }
+  for (; j < n; ++j) {
+    F a{};
+    for_lanes(D, [&](i64 d, auto lanes) { a += load(q + d, lanes) * load(k + j * stride + d, lanes); });
+    scores[j] = lane_sum(a);
+  }
+}
+
+// o = o * shrink + sum over j of p[j] * v[j], four vectors of columns at a time in registers
+template <class TK>
+inline void row_values(const float* p, const TK* v, i64 stride, i64 n, i64 Dv, float shrink, float* o) {
+  i64 d = 0;
+  for (; d + 4 * W <= Dv; d += 4 * W) {
+    F a[4];
+    for (int i = 0; i < 4; ++i) a[i] = load(o + d + i * W, Full{}) * shrink;
+    for (i64 j = 0; j < n; ++j)
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) a[i] += p[j] * load(v + j * stride + d + i * W, Full{});
+    for (int i = 0; i < 4; ++i) store(o + d + i * W, a[i], Full{});
+  }
+  for_lanes(Dv - d, [&](i64 c, auto lanes) {
+    F a = load(o + d + c, lanes) * shrink;
+    for (i64 j = 0; j < n; ++j) a += p[j] * load(v + j * stride + d + c, lanes);
+    store(o + d + c, a, lanes);
+  });
+}
+
+template <bool ZeroMaskedRows, class TQ, class TK, class TO, class Mask>
+inline void row_task(const AttentionShape& s, const AttentionPlan& plan, i64 b, i64 kv_head, i64 row0, i64 begin,
+                     i64 end, const TQ* q, const TK* k, const TK* v, TO* out, const Mask& mask, float* part) {
+  alignas(64) float scratch[kScratch];
+  const i64 D = s.head_size, Dv = s.value_size, rows = min(plan.task_rows, plan.rows - row0);
+  const Lanes<TQ, TO> lanes(s, plan, b, kv_head, row0, rows, q, out, mask);
+  float *scores = scratch, *q_rows = scores + plan.key_block, *o_rows = q_rows + rows * D;
+  float maximum[kFewRows], sum[kFewRows];
+  const float factor = s.scale * (kBase2<Mask> ? kLog2e : 1.0f);
+  for (i64 r = 0; r < rows; ++r) {
+    for_lanes(D, [&](i64 d, auto l) { store(q_rows + r * D + d, load(lanes.q[r] + d, l) * factor, l); });
+    memset(o_rows + r * Dv, 0, static_cast<size_t>(Dv) * sizeof(float));
+    maximum[r] = -kInfinity, sum[r] = 0;
+  }
+  for (i64 k0 = begin; k0 < end; k0 += plan.key_block) {
+    const TK* k_rows = k + b * s.k_batch + kv_head * s.k_head + k0 * s.k_row;
+    const TK* v_rows = v + b * s.v_batch + kv_head * s.v_head + k0 * s.v_row;
+    for (i64 r = 0; r < rows; ++r) {
+      const i64 n = min(min(plan.key_block, end - k0), lanes.limit[r] - k0 + 1);
+      if (n <= 0) continue;
+      row_scores(q_rows + r * D, k_rows, s.k_row, n, D, scores);
+      if constexpr (!__is_same(Mask, NoMask)) {
+        const auto* values = readable(mask.p) + lanes.mask_at[r] + k0 * mask.col;
+        for (i64 j = 0; j < n; ++j) scores[j] = masked(mask, scores[j], to_float(values[j * mask.col]));
+      }
+      float m = maximum[r];
+      for (i64 j = 0; j < n; ++j) m = max_or_second(scores[j], m);
+      const float base = finite_maximum(m), shrink = score_exp<Mask>(maximum[r] - base);
+      float total = 0;
+      for_lanes(n, [&](i64 j, auto l) {
+        const F e = score_exp<Mask>(load(static_cast<const float*>(scores) + j, l) - base);
+        store(scores + j, e, l);
+        if constexpr (__is_same(decltype(l), Full))
+          total += lane_sum(e);
+        else
+          for (i64 i = 0; i < l.count; ++i) total += e[i];
+      });
+      maximum[r] = m;
+      sum[r] = sum[r] * shrink + total;
+      row_values(scores, v_rows, s.v_row, n, Dv, shrink, o_rows + r * Dv);
+    }
+  }
+  for (i64 r = 0; r < rows; ++r) {
+    const float* o = o_rows + r * Dv;
+    if (part) {
+      float* to = part + r * (Dv + 2);
+      to[0] = maximum[r], to[1] = sum[r];
+      memcpy(to + 2, o, static_cast<size_t>(Dv) * sizeof(float));
+      continue;
+    }
+    const float inverse = divisor<ZeroMaskedRows>(sum[r]);
+    for_lanes(Dv, [&](i64 d, auto l) { store(lanes.out[r] + d, load(o + d, l) * inverse, l); });
+  }
+}
+
+// out = sum over parts of 2^(m_i - m) o_i, over the same of the sums
+template <bool ZeroMaskedRows, class TO, class Mask>
+inline void merge_parts(const float* parts, i64 splits, i64 part_floats, i64 row, i64 Dv, TO* out, const Mask&) {
+  const float* at = parts + row * (Dv + 2);
+  float m = -kInfinity, sum = 0, weight[kMostSplits];
+  for (i64 i = 0; i < splits; ++i) m = max_or_second(at[i * part_floats], m);
+  for (i64 i = 0; i < splits; ++i) {
+    weight[i] = score_exp<Mask>(at[i * part_floats] - finite_maximum(m));
+    sum += weight[i] * at[i * part_floats + 1];
+  }
+  const float inverse = divisor<ZeroMaskedRows>(sum);
+  for_lanes(Dv, [&](i64 d, auto lanes) {
+    F o{};
+    for (i64 i = 0; i < splits; ++i) o += weight[i] * load(at + i * part_floats + 2 + d, lanes);
+    store(out + d, o * inverse, lanes);
+  });
+}
+
+}  // namespace detail
+
+// Bytes of workspace (4-byte aligned), for any number of threads and any types.
+inline i64 attention_workspace(const AttentionShape& shape) {
+  return max(detail::AttentionPlan(shape, 1, false).workspace_bytes(shape),
+             detail::AttentionPlan(shape, 1, true).workspace_bytes(shape));
+}
+
+template <bool ZeroMaskedRows = false, class TQ, class TK, class TO, class Mask>
+void attention(const Pool& pool, const AttentionShape& shape, const TQ* q, const TK* k, const TK* v, TO* out,
+               const Mask& mask, void* workspace) {
+  const AttentionShape& s = shape;
+  if (s.batch <= 0 || s.heads <= 0 || s.queries <= 0 || s.value_size <= 0) return;
+  if (s.keys <= 0) {
+    for (i64 i = 0; i < s.batch * s.heads * s.queries; ++i) {
+      TO* row = out + i / (s.heads * s.queries) * s.o_batch + i / s.queries % s.heads * s.o_head + i % s.queries * s.o_row;
+      for_lanes(s.value_size, [&](i64 d, auto lanes) { store(row + d, F{}, lanes); });
+    }
+    return;
+  }
+  const detail::AttentionPlan plan(s, pool.threads, !__is_same(TK, float));
+  float* parts = plan.splits > 1 ? static_cast<float*>(workspace) : nullptr;
+  const i64 part_floats = plan.part_floats(s);
+  pool.parallel_for(plan.tasks * plan.splits, [&](i64 i) {
+    const i64 split = i % plan.splits, task = i / plan.splits;
+    const i64 block = plan.blocks - 1 - task % plan.blocks;  // later queries first: under a causal mask they take longest
+    const i64 kv_head = task / plan.blocks % s.kv_heads, b = task / plan.blocks / s.kv_heads;
+    const i64 begin = s.keys * split / plan.splits, end = s.keys * (split + 1) / plan.splits;
+    float* part = parts ? parts + i * part_floats : nullptr;
+    if (plan.by_row)
+      detail::row_task<ZeroMaskedRows>(s, plan, b, kv_head, block * plan.task_rows, begin, end, q, k, v, out, mask, part);
+    else
+      detail::panel_task<ZeroMaskedRows>(s, plan, b, kv_head, block * plan.task_rows, begin, end, q, k, v, out, mask,
+                                         part);
+  });
+  if (!parts) return;
+  pool.parallel_for(plan.tasks, [&](i64 task) {
+    const i64 row0 = (plan.blocks - 1 - task % plan.blocks) * plan.task_rows;
+    const i64 kv_head = task / plan.blocks % s.kv_heads, b = task / plan.blocks / s.kv_heads;
+    for (i64 r = 0; r < min(plan.task_rows, plan.rows - row0); ++r) {
+      const i64 h = kv_head * plan.group + (row0 + r) / s.queries, i = (row0 + r) % s.queries;
+      detail::merge_parts<ZeroMaskedRows>(parts + task * plan.splits * part_floats, plan.splits, part_floats, r,
+                                          s.value_size, out + b * s.o_batch + h * s.o_head + i * s.o_row, mask);
+    }
+  });
+}
+
+// The formula, one query at a time in double.
+template <bool ZeroMaskedRows = false, class TQ, class TK, class TO, class Mask>
+void attention_reference(const AttentionShape& s, const TQ* q, const TK* k, const TK* v, TO* out, const Mask& mask) {
+  for (i64 b = 0; b < s.batch; ++b)
+    for (i64 h = 0; h < s.heads; ++h)
+      for (i64 i = 0; i < s.queries; ++i) {
+        const i64 g = h / (s.heads / s.kv_heads);
+        auto score = [&](i64 j) {
+          double x = 0;
+          for (i64 d = 0; d < s.head_size; ++d)
+            x += static_cast<double>(to_float(q[b * s.q_batch + h * s.q_head + i * s.q_row + d])) *
+                 static_cast<double>(to_float(k[b * s.k_batch + g * s.k_head + j * s.k_row + d]));
+          x *= static_cast<double>(s.scale);
+          if constexpr (__is_same(Mask, BiasMask))  // in float, where finfo.min swallows the score
+            x = static_cast<double>(static_cast<float>(x) +
+                                    mask.p[b * mask.batch + h * mask.head + i * mask.row + j * mask.col]);
+          if constexpr (__is_same(Mask, BoolMask))
+            if (!mask.p[b * mask.batch + h * mask.head + i * mask.row + j * mask.col]) x = -kInfinity;
+          return s.causal && j > i + s.keys - s.queries ? -static_cast<double>(kInfinity) : x;
+        };
+        double m = -kInfinity, sum = 0;
+        for (i64 j = 0; j < s.keys; ++j) {
+          const double x = score(j);
+          if (x > m) m = x;
+        }
+        const bool nothing = s.keys == 0 || (ZeroMaskedRows && m == -static_cast<double>(kInfinity));
+        for (i64 j = 0; j < s.keys; ++j) sum += ::exp(score(j) - m);
+        for (i64 d0 = 0; d0 < s.value_size; d0 += 256) {
+          const i64 n = min<i64>(256, s.value_size - d0);
+          double o[256] = {};
+          for (i64 j = 0; j < s.keys; ++j) {
+            const double p = ::exp(score(j) - m) / sum;
+            const TK* row = v + b * s.v_batch + g * s.v_head + j * s.v_row + d0;
+            for (i64 d = 0; d < n; ++d) o[d] += p * static_cast<double>(to_float(row[d]));
+          }
+          for (i64 d = 0; d < n; ++d)
+            out[b * s.o_batch + h * s.o_head + i * s.o_row + d0 + d] =
+                from_float<TO>(nothing ? 0.0f : static_cast<float>(o[d]));
+        }
+      }
+}
+
+}  // namespace opsmith
