@@ -325,8 +325,9 @@ def _structure(proto: onnx.ModelProto) -> onnx.ModelProto:
     for node in (*proto.graph.node, *(n for f in proto.functions for n in f.node)):
         if node.op_type in _KNOWN_TO_ORT and node.domain in ("", "ai.onnx"):
             node.domain = "com.microsoft"
-    if "com.microsoft" not in {opset.domain for opset in proto.opset_import}:
-        proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    for imports in (proto.opset_import, *(f.opset_import for f in proto.functions)):
+        if "com.microsoft" not in {opset.domain for opset in imports}:
+            imports.append(onnx.helper.make_opsetid("com.microsoft", 1))
     return proto
 
 

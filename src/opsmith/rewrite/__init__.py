@@ -1,27 +1,41 @@
 """`opsmith optimize`: find the structure that exporters tore apart, and write it back as portable ONNX.
 
-simplify    inline, fold, follow sizes, merge duplicates, dead code     (passes/)
-rewrite     the rules, in their order                                   (rules/)
-attach      the functions that the rewritten model calls                (functions.py)
-tidy        constants that the rules made become shared initializers
+    simplify    inline, fold, follow sizes, merge duplicates, dead code     (passes/)
+    rewrite     the rules, in their order                                   (rules/)
+    attach      the functions that the rewritten model calls                (functions.py)
+    tidy        constants that the rules made become shared initializers
+    verify      against the source; a model that differs is not written     (verb.py)
+
+Matching is a walk over onnx-ir from one telling node outward (rule.py), not onnxscript's pattern engine: an attention
+has some thousand spellings (scale, mask, transpose, operand order), each of which would be a pattern of its own.
 """
 
 from __future__ import annotations
 
-import collections.abc
-from typing import Literal, TypeAlias
+from collections.abc import Collection
 
 import onnx_ir as ir
 
 from opsmith.errors import OpsmithError
-from opsmith.rewrite import engine, functions, passes, rules
+from opsmith.rewrite import engine, functions, passes, rules, targets
 from opsmith.rewrite.engine import NearMiss, RuleResult
-from opsmith.rewrite.rule import Rule
+from opsmith.rewrite.rule import Miss, Rule, Site, rule
+from opsmith.rewrite.targets import TARGETS
+from opsmith.rewrite.user_rules import UserRules
 
-__all__ = ["COMPILER_RULES", "NearMiss", "RuleResult", "rewrite_model"]
+__all__ = [
+    "COMPILER_RULES",
+    "Miss",
+    "NearMiss",
+    "Rule",
+    "RuleResult",
+    "Site",
+    "choose",
+    "optimize",
+    "rewrite_model",
+    "rule",
+]
 
-Target: TypeAlias = Literal["portable", "ort-cpu", "ort-cuda"]
-TARGETS: tuple[str, ...] = ("portable", "ort-cpu", "ort-cuda")
 LEVELS = (0, 1, 2, 3)
 
 # What the compiler wants found before it partitions the graph. It fuses bias, activation, residual and upsampling into
@@ -52,28 +66,40 @@ def rewrite_model(
     *,
     level: int = 2,
     target: str = "portable",
-    only: collections.abc.Collection[str] | None = None,
+    only: Collection[str] | None = None,
+    own: UserRules | None = None,
 ) -> list[RuleResult]:
     """Simplify and rewrite MODEL in place; `only` names the rules to use. One result per rule that was tried."""
+    chosen = choose(level, target, only, own)
+    if level == 0:
+        return []
+    passes.simplify(model, raise_opset=level >= 2)
+    results = [engine.apply(rule, model) for rule in chosen]
+    finish(model, own)
+    return results
+
+
+def finish(model: ir.Model, own: UserRules | None = None) -> None:
+    """Make a model whole again after rules were applied: its functions, shared constants, no dead nodes."""
+    functions.attach(model, own.functions if own is not None else None)
+    for domain in {n.domain for n in model.graph.all_nodes()} - set(model.opset_imports):
+        model.opset_imports[domain] = 1
+    passes.tidy(model)
+
+
+def choose(level: int, target: str, only: Collection[str] | None = None, own: UserRules | None = None) -> list[Rule]:
+    """The rules of a level for a target, or those named; an unknown name is an error."""
     if level not in LEVELS:
         raise OpsmithError(f"there is no level {level}", "levels are 0, 1, 2 and 3")
     if target not in TARGETS:
         raise OpsmithError(f"unknown target {target!r}", f"choose one of {', '.join(TARGETS)}")
-    if level == 0:
-        return []
-    passes.simplify(model)
-    chosen = choose(level, target, only)
-    results = engine.apply_all(chosen, model)
-    if any(r.matches for r in results):
-        functions.attach(model)
-        passes.tidy(model)
-    return results
-
-
-def choose(level: int, target: str, only: collections.abc.Collection[str] | None = None) -> list[Rule]:
-    """The rules of a level for a target, or those named; an unknown name is an error."""
-    names = {r.name for r in rules.ALL}
+    everything = [*rules.ALL, *(own.rules if own is not None else ())]
+    names = {r.name for r in everything}
     if only is not None and (unknown := sorted(set(only) - names)):
         raise OpsmithError(f"unknown rule {unknown[0]!r}", f"rules are {', '.join(sorted(names))}")
-    active = [r for r in rules.ALL if r.level <= level and target in r.targets]
+    active = [r for r in everything if r.level <= level and target in r.targets]
+    active = [r for r in active if all(targets.supports(target, op) for op in r.makes)]
     return active if only is None else [r for r in active if r.name in only]
+
+
+from opsmith.rewrite.verb import optimize  # noqa: E402  (it needs the functions above)

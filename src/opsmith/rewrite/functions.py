@@ -8,7 +8,7 @@ calls that it has to serve (`Calls`): a model without grouped-query attention ge
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -346,26 +346,25 @@ LIBRARY: dict[str, Function] = {
 }
 
 
-def attach(model: ir.Model) -> None:
-    """Give the model the functions that it calls, with bodies for its opset and for these calls."""
+def attach(model: ir.Model, own: Mapping[str, Function] | None = None) -> None:
+    """Give the model the functions that it calls, with bodies for its opset and for these calls. OWN are a user's."""
+    library = {**LIBRARY, **(own or {})}
     calls: dict[str, list[ir.Node]] = {}
     for node in model.graph.all_nodes():
-        if node.domain == DOMAIN and node.op_type in LIBRARY:
+        if node.domain == DOMAIN and node.op_type in library:
             calls.setdefault(node.op_type, []).append(node)
-    for key in [k for k in model.functions if k[0] == DOMAIN]:
-        if key[1] in LIBRARY:
-            del model.functions[key]
+    for key in [k for k in model.functions if k[0] == DOMAIN and k[1] in library]:
+        del model.functions[key]
     for name, nodes in sorted(calls.items()):
-        function = write(name, model.opset_imports[""], nodes)
+        function = write(name, library[name], model.opset_imports[""], nodes)
         model.functions[function.identifier()] = function
     if calls:
         model.graph.opset_imports[DOMAIN] = VERSION
         model.ir_version = max(model.ir_version, 8)  # IR 8 brought model-local functions
 
 
-def write(name: str, opset: int, nodes: list[ir.Node]) -> ir.Function:
-    """One function of the library as an ONNX function."""
-    declared = LIBRARY[name]
+def write(name: str, declared: Function, opset: int, nodes: list[ir.Node]) -> ir.Function:
+    """One function as an ONNX function with a body."""
     half = any(
         v is not None and v.dtype is not None and v.dtype != ir.DataType.FLOAT for n in nodes for v in n.inputs[:1]
     )

@@ -74,6 +74,7 @@ class Site:
         self.root = root
         self.taken: list[ir.Node] = [root]
         self.built: list[ir.Node] = []
+        self.weights: list[ir.Value] = []
         self.replacements: list[tuple[ir.Value, ir.Value]] = []
         self.place: ir.Node | None = None  # where the new nodes go; otherwise where the last replaced value was made
 
@@ -139,6 +140,13 @@ class Site:
         value.shape = ir.Shape(np.asarray(array).shape)
         return value
 
+    def weight(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+        """A new initializer of the main graph; it is registered when the rule succeeds."""
+        sizes = [int(s) for s in tensor.shape]  # type: ignore[arg-type]
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(sizes), const_value=tensor)
+        self.weights.append(value)
+        return value
+
     def replace(self, old: ir.Value, new: ir.Value) -> None:
         self.replacements.append((old, new))
 
@@ -159,6 +167,8 @@ class Site:
 
     def commit(self, rule_name: str) -> None:
         """Put the built nodes in place of the taken ones."""
+        for value in self.weights:
+            register(self.model.graph, value)
         last = self.place or self.replacements[-1][0].producer()
         assert last is not None
         for node in self.built:
@@ -194,6 +204,18 @@ class Site:
         for node in nodes:
             visit(node)
         return order
+
+
+def register(graph: ir.Graph, value: ir.Value) -> None:
+    """Add an initializer under its name, or under the next one that is free."""
+    name, i = value.name or "weight", 1
+    unique = name
+    while unique in graph.initializers:
+        unique, i = f"{name}_{i}", i + 1
+    value.name = unique
+    if value.const_value is not None:
+        value.const_value.name = unique
+    graph.register_initializer(value)
 
 
 # --- looking at nodes and values -------------------------------------------------------------------------

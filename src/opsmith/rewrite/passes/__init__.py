@@ -16,7 +16,7 @@ import logging
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
-from onnxscript import optimizer, rewriter
+from onnxscript import optimizer, rewriter, version_converter
 from onnxscript.rewriter.rules import common as rules
 
 from opsmith.rewrite.passes import shapes, weights
@@ -24,6 +24,7 @@ from opsmith.rewrite.rule import DOMAIN
 
 FOLD_LIMIT = 64 * 1024  # elements; a larger result would copy weights into memory
 OLDEST_OPSET = 17  # LayerNormalization, and CastLike for the bodies of our functions
+NEW_OPSET = 18  # what an older model is raised to
 
 _SMALL_RULES = (
     rules.no_op_cast_rule,
@@ -46,9 +47,11 @@ _SMALL_RULES = (
 )
 
 
-def simplify(model: ir.Model) -> None:
-    """Inline, fold, infer sizes, merge duplicates, remove dead code; in place."""
+def simplify(model: ir.Model, raise_opset: bool = False) -> None:
+    """Inline, fold, infer sizes, merge duplicates, remove dead code; in place. The rules want opset 17 or later."""
     common.InlinePass(criteria=lambda f: f.domain != DOMAIN)(model)
+    if raise_opset and model.opset_imports.get("", OLDEST_OPSET) < OLDEST_OPSET:
+        _raise_opset(model)
     fold(model)
     weights.transpose_lazily(model)
     for _ in range(2):
@@ -57,6 +60,16 @@ def simplify(model: ir.Model) -> None:
             break
         fold(model)
     tidy(model)
+
+
+def _raise_opset(model: ir.Model) -> None:
+    """Convert an old model. A model that onnx cannot convert stays as it is: rules that need a newer opset say so."""
+    before = dict(model.opset_imports)
+    try:
+        version_converter.convert_version(model, target_version=NEW_OPSET, fallback=True)
+    except Exception:  # the converter has no common error type
+        model.opset_imports.clear()
+        model.opset_imports.update(before)
 
 
 def fold(model: ir.Model) -> None:

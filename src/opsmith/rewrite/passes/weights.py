@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from opsmith.rewrite.rule import attribute, input_of, is_op, tensor_of
+from opsmith.rewrite.rule import attribute, input_of, is_op, register, tensor_of
 
 
 def lazy(
@@ -23,18 +23,6 @@ def lazy(
         return ir.Tensor(np.ascontiguousarray(function()), dtype=dtype, name=name)
 
     return ir.LazyTensor(evaluate, dtype=dtype, shape=ir.Shape(shape), name=name)
-
-
-def add_weight(graph: ir.Graph, tensor: ir.TensorProtocol, name: str) -> ir.Value:
-    """Register a new initializer under a name that is not taken."""
-    unique, i = name, 1
-    while unique in graph.initializers:
-        unique, i = f"{name}_{i}", i + 1
-    tensor.name = unique
-    sizes = [int(s) for s in tensor.shape]  # type: ignore[arg-type]
-    value = ir.Value(name=unique, type=ir.TensorType(tensor.dtype), shape=ir.Shape(sizes), const_value=tensor)
-    graph.register_initializer(value)
-    return value
 
 
 def transpose_lazily(model: ir.Model) -> None:
@@ -50,6 +38,8 @@ def transpose_lazily(model: ir.Model) -> None:
         def function(tensor: ir.TensorProtocol = tensor, perm: list[int] = perm) -> np.ndarray[Any, Any]:
             return np.transpose(tensor.numpy(), perm)
 
-        value = add_weight(model.graph, lazy(function, tensor.dtype, shape, name), name)
+        lazily = lazy(function, tensor.dtype, shape, name)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(shape), const_value=lazily)
+        register(model.graph, value)
         node.outputs[0].replace_all_uses_with(value)
         model.graph.remove(node, safe=True)

@@ -11,6 +11,7 @@ The order, and why:
   8. epilogues       last: they swallow whatever follows a product and would hide it from the rules above. Upsampling
                      precedes the plain convolution, whose input it is
   9. sinking         what remains between two views
+ 10. runtime ops     level 3: what the target's own kernels take over, from the finished functions
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from opsmith.rewrite.rules import (
     kv_append,
     layer_norm,
     linear,
+    ort_attention,
+    ort_gelu,
+    ort_skip_layer_norm,
     parallel_matmul,
     quick_gelu,
     reshape_sink,
@@ -66,4 +70,7 @@ ALL: tuple[Rule, ...] = (
     conv.conv,
     transpose_sink.transpose_sink,
     reshape_sink.reshape_sink,
+    ort_attention.ort_attention,
+    ort_skip_layer_norm.ort_skip_layer_norm,
+    ort_gelu.ort_gelu,
 )

@@ -37,10 +37,9 @@ def batch_norm(site: Site) -> None:
     def scaled() -> np.ndarray[Any, Any]:
         return (weight.numpy() * factor.reshape(-1, *[1] * (rank - 1))).astype(dtype)
 
-    graph = site.model.graph
     shape = [int(s) for s in weight.shape]  # type: ignore[arg-type]
     name = f"{weight.name or 'weight'}_folded"
-    new_weight = weights.add_weight(graph, weights.lazy(scaled, weight.dtype, shape, name), name)
-    new_bias = weights.add_weight(graph, ir.tensor(((before - mean) * factor + shift).astype(dtype)), f"{name}_bias")
+    new_weight = site.weight(weights.lazy(scaled, weight.dtype, shape, name), name)
+    new_bias = site.weight(ir.tensor(((before - mean) * factor + shift).astype(dtype)), f"{name}_bias")
     attributes = {a.name: a.value for a in conv.attributes.values()}
     site.replace(site.root.outputs[0], site.op("Conv", input_of(conv, 0), new_weight, new_bias, **attributes))

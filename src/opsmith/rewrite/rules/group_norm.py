@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from opsmith.rewrite.passes import weights
 from opsmith.rewrite.rule import (
     Site,
     array_of,
@@ -103,7 +102,7 @@ def _per_channel(site: Site, value: ir.Value, op_type: str, channels: int, x: ir
         if vector is not None:
             return vector
         flat = ir.tensor(np.asarray(tensor.numpy()).reshape(channels), dtype=tensor.dtype)
-        return weights.add_weight(site.model.graph, flat, f"{operand.name}_vector")
+        return site.weight(flat, f"{operand.name}_vector")
 
     return make, node.outputs[0]
 

@@ -78,7 +78,7 @@ def _gemm(site: Site) -> tuple[ir.Value, Any, ir.Value, ir.Value]:
             return np.transpose(tensor.numpy())
 
         name = f"{weight.name}_transposed"
-        return weights.add_weight(site.model.graph, weights.lazy(transpose, tensor.dtype, [columns, rows], name), name)
+        return site.weight(weights.lazy(transpose, tensor.dtype, [columns, rows], name), name)
 
     return x, turned, bias, site.root.outputs[0]
 

@@ -1,6 +1,7 @@
 """x @ a, x @ b, x @ c -> Split(x @ [a b c]): the projections of one input (QKV, time embeddings) in one product
 
-Cases: (1) MatMul with constant matrices of equal height; (2) Gemm with biases, all with the same transB; (3) MatMuls that are all followed by a bias.
+Cases: (1) MatMul with constant matrices of equal height; (2) Gemm with biases, all with the same transB; (3) MatMuls
+that are all followed by a bias.
 The joined weight is computed when the file is written; nothing is read before.
 """
 
@@ -90,10 +91,11 @@ def _kind(node: ir.Node, x: ir.Value) -> tuple[Any, ...] | None:
 def _joined(site: Site, parts: list[ir.TensorProtocol], axis: int) -> ir.Value:
     """The weights side by side, computed when they are written."""
     shape = [int(s) for s in parts[0].shape]  # type: ignore[arg-type]
-    shape[axis] = sum([int(p.shape[axis]) for p in parts])  # type: ignore[arg-type]
+    for part in parts[1:]:
+        shape[axis] += int(part.shape[axis])  # type: ignore[arg-type]
 
     def join() -> np.ndarray[Any, Any]:
         return np.concatenate([p.numpy() for p in parts], axis=axis)
 
     name = f"{parts[0].name or 'weight'}_joined"
-    return weights.add_weight(site.model.graph, weights.lazy(join, parts[0].dtype, shape, name), name)
+    return site.weight(weights.lazy(join, parts[0].dtype, shape, name), name)

@@ -1,0 +1,125 @@
+"""opsmith optimize SRC DEST"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opsmith.cli import console
+from opsmith.errors import OpsmithError
+from opsmith.rewrite import rules as rule_list
+from opsmith.rewrite.verb import OptimizeResult, Summary, explain, optimize
+
+PANEL = "Road"
+ORDER = 20
+
+
+def command(
+    src: Annotated[Path | None, typer.Argument(help="The model: a variant folder or .onnx file.")] = None,
+    dest: Annotated[Path | None, typer.Argument(help="Where to write it: a variant folder or .onnx file.")] = None,
+    level: Annotated[int, typer.Option("-O", "--level", help="0 nothing, 1 simplify, 2 fuse, 3 target's own ops.")] = 2,
+    target: Annotated[str, typer.Option(help="portable, ort-cpu or ort-cuda.")] = "portable",
+    measure: Annotated[bool, typer.Option("--measure", help="Keep a rule only if it is faster here.")] = False,
+    rules: Annotated[Path | None, typer.Option(help="A Python file with rules of your own.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Use only this rule; repeatable.")] = None,
+    explain_rule: Annotated[
+        str | None, typer.Option("--explain", metavar="RULE", help="Why a rule did not fire; nothing is written.")
+    ] = None,
+    list_rules: Annotated[bool, typer.Option("--list", help="List the rules and exit.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not time the result.")] = False,
+    shapes: Annotated[int, typer.Option(min=0, help="How many random shapes to verify with.")] = 3,
+    threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
+) -> None:
+    """Find the structure that exporters tore apart; write portable ONNX that computes the same."""
+    if list_rules:
+        _print_rules()
+        return
+    if src is None:
+        raise OpsmithError("no model given", "opsmith optimize SRC DEST")
+    if explain_rule is not None:
+        _explain(src, explain_rule, level, target, rules)
+        return
+    if dest is None:
+        raise OpsmithError("no destination given", "opsmith optimize SRC DEST")
+    result = optimize(
+        src,
+        dest,
+        level=level,
+        target=target,
+        rules=rules,
+        measure=measure,
+        only=only,
+        timing=not quick,
+        shapes=shapes,
+        threads=threads,
+    )
+    _print(result)
+
+
+def _print_rules() -> None:
+    table = console.table("rule", "-O", "targets", "what it does")
+    for rule in rule_list.ALL:
+        table.add_row(rule.name, str(rule.level), ", ".join(rule.targets), console.escape(rule.algebra))
+    console.show(table)
+
+
+def _explain(src: Path, name: str, level: int, target: str, rules: Path | None) -> None:
+    rule, result = explain(src, name, level, target, rules)
+    console.say(f"[bold]{rule.name}[/]: {console.escape(rule.algebra)}")
+    if result.matches:
+        console.say(f"fires {result.matches} times in {console.escape(str(src))}")
+    near = result.near_miss
+    if near is None:
+        if not result.matches:
+            console.say(f"does not fire: the model has no {' or '.join(rule.roots)} to start from")
+        return
+    console.say("the nearest miss:" if not result.matches else "the nearest miss elsewhere:")
+    console.say(f"  started at {console.escape(near.root)} and matched {near.depth} nodes")
+    console.say(f"  stopped at {near.op_type} {console.escape(near.node)}")
+    console.say(f"  because {console.escape(near.reason)}")
+
+
+def _print(result: OptimizeResult) -> None:
+    if result.trials:
+        trials = console.table("rule", ">matches", ">gained ms", ">± ms", ">error added", "")
+        for t in result.trials:
+            verdict = f"[green]kept[/]: {t.why}" if t.kept else f"[yellow]dropped[/]: {console.escape(t.why)}"
+            trials.add_row(t.rule, str(t.matches), f"{t.gained:+.3f}", f"{t.noise:.3f}", f"{t.error:+.1e}", verdict)
+        console.show(trials)
+    else:
+        fired = console.table("rule", ">matches")
+        for r in result.rules:
+            if r.matches:
+                fired.add_row(r.rule, str(r.matches))
+        console.show(fired)
+    console.say("")
+    table = console.table("", ">before", ">after")
+    before, after = result.before, result.after
+    names = sorted(set(before.nodes) | set(after.nodes), key=lambda n: (-_change(n, before, after), n))
+    for name in names:
+        a, b = before.nodes.get(name, 0), after.nodes.get(name, 0)
+        if a != b:
+            table.add_row(name, str(a), str(b))
+    table.add_row("[bold]all nodes[/]", str(before.total), str(after.total))
+    table.add_row("size", _bytes(before.size), _bytes(after.size))
+    table.add_row("GFLOPs", _giga(before.flops), _giga(after.flops))
+    if before.milliseconds is not None and after.milliseconds is not None:
+        table.add_row("time, ms", f"{before.milliseconds:.2f}", f"{after.milliseconds:.2f}")
+    if result.error is not None:
+        table.add_row("max abs error", "", f"{result.error:.1e}")
+    console.show(table)
+    console.say(f"written: {console.escape(str(result.variant.path))}")
+
+
+def _change(name: str, before: Summary, after: Summary) -> int:
+    return abs(before.nodes.get(name, 0) - after.nodes.get(name, 0))
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 2**20:.1f} MB"
+
+
+def _giga(flops: int | None) -> str:
+    return "?" if flops is None else f"{flops / 1e9:.3f}"
