@@ -22,7 +22,7 @@ from opsmith.errors import OpsmithError
 from opsmith.measure.inspect import ModelInfo, inspect
 from opsmith.measure.verify import verify
 
-BENCH_SECONDS = 8.0
+BENCH_ROUNDS = 10
 
 
 @dataclasses.dataclass
@@ -96,7 +96,7 @@ def _inspect(work: Work) -> Outcome:
     assert isinstance(info, ModelInfo)
     top = [op for op in info.ops if op.flops][:4]
     rows = tuple((op.op, str(op.count), f"{op.flops / 1e6:.1f} M", f"{op.share:.1%}") for op in top)
-    dims = " x ".join(f"{k}={v}" for k, v in info.flops_dims.items())
+    dims = ", ".join(f"{k}={v}" for k, v in info.flops_dims.items())
     work_text = f"{(info.flops or 0) / 1e6:.0f} MFLOP at {dims}"
     return Outcome(
         f"{info.nodes} nodes, {info.parameters:,} parameters, {work_text}", ("op", ">count", ">FLOPs", ">share"), rows
@@ -143,7 +143,7 @@ def _verify(work: Work) -> Outcome:
 
 
 def _bench(work: Work) -> Outcome:
-    result = _verb("bench")(work.variants, seconds=BENCH_SECONDS)
+    result = _verb("bench")(work.variants, rounds=BENCH_ROUNDS, processes=2)
     rows = []
     for i, entry in enumerate(result.entries):
         ratio = "1" if i == 0 else f"{entry.ratio.value:.2f} ({entry.ratio.low:.2f}-{entry.ratio.high:.2f})"

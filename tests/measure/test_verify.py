@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import TensorProto as T
 from onnx import helper as h
 
@@ -72,6 +74,17 @@ def test_nan_and_infinity_count_only_where_the_reference_has_something_else() ->
     for b in ([np.nan, np.inf, -np.inf, np.nan], [np.nan, np.inf, np.inf, 1.0], [0.0, np.inf, -np.inf, 1.0]):
         check = compare_arrays(a, np.array(b, np.float32))
         assert not check.ok and "instead of" in str(check.problem)
+
+
+numbers = st.floats(width=32, allow_subnormal=False) | st.sampled_from([0.0, 1.0, -1.0, 1.0005])
+
+
+@given(st.lists(st.tuples(numbers, numbers), max_size=20), st.floats(0, 1), st.floats(0, 1))
+def test_the_verdict_is_numpys(pairs: list[tuple[float, float]], rtol: float, atol: float) -> None:
+    a, b = (np.array([pair[i] for pair in pairs], np.float32) for i in (0, 1))
+    with np.errstate(all="ignore"):
+        expected = np.allclose(b.astype(np.float64), a.astype(np.float64), rtol, atol, equal_nan=True)
+    assert compare_arrays(a, b, rtol=rtol, atol=atol).ok == expected
 
 
 def test_types_and_shapes_must_match() -> None:

@@ -68,7 +68,7 @@ def _print(result: VerifyResult) -> None:
             f"{parting.compared} values share a name)"
         )
     if result.note:
-        console.say(f"bisect: {console.escape(result.note)}")
+        console.say(f"note: {console.escape(result.note)}")
 
 
 def _plural(count: int, word: str) -> str:

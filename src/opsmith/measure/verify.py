@@ -206,7 +206,7 @@ def _verify(
                 cases.append(Case(f"{name}, stored outputs", dims, against))
         del running
     result = VerifyResult(tuple(cases), tuple(dropped))
-    if not bisect or result.ok:
+    if result.ok or not bisect:
         return result
     failing = next(case for case in cases if not case.ok)
     feed = next(f for name, _, f, _ in answers if failing.name in (name, f"{name}, stored outputs"))
@@ -370,7 +370,7 @@ def _needed(distance: Array, allowed: Array, rtol: float, atol: float) -> tuple[
     apart = distance > 0
     if not apart.any():
         return 0.0, 0.0
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         factor = float((distance[apart] / allowed[apart]).max())
     return factor * rtol if rtol else 0.0, factor * atol if atol else 0.0
 
