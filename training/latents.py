@@ -1,7 +1,8 @@
 """Encode the training scenes once: python -m training.latents --scenes 30000
 
-Writes latents.npy (float16 [scenes, 4, 12, 12], the posterior's mean), captions.npy (int16 [scenes, 4, 32], four captions
-of each scene) and latents.json (the scaling factor that gives the latents unit variance).
+Writes, for every 2000 scenes, latents_N.npy (float16 [2000, 4, 12, 12], the posterior's mean) and captions_N.npy (int16
+[2000, 4, 32], four captions of each scene), and once latents.json: the factor that gives the latents unit variance.
+Chunks that are there already are kept; the training of the UNet takes up new ones while it runs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from training import models, tokens, world
 from training.paths import folder
 
-CAPTIONS = 4
+CAPTIONS, CHUNK = 4, 2000
 
 
 def load_vae():
@@ -25,6 +26,22 @@ def load_vae():
 
 
 @torch.no_grad()
+def encode_chunk(number: int, vae, tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    latents = np.empty((CHUNK, 4, world.SIDE // 8, world.SIDE // 8), np.float16)
+    captions = np.empty((CHUNK, CAPTIONS, models.TOKENS), np.int16)
+    for start in range(0, CHUNK, 50):
+        seeds = range(number * CHUNK + start, number * CHUNK + start + 50)
+        samples = [world.sample(seed) for seed in seeds]
+        pictures = torch.from_numpy(np.stack([s.picture for s in samples])).permute(0, 3, 1, 2).float() / 127.5 - 1
+        with torch.autocast("cpu", torch.bfloat16):
+            latents[start : start + 50] = vae.encode(pictures).latent_dist.mean.float().numpy()
+        for i, (seed, s) in enumerate(zip(seeds, samples, strict=True)):
+            rng = np.random.default_rng([seed, 21])
+            written = [world.write_caption(s.scene, rng) for _ in range(CAPTIONS)]
+            captions[start + i] = tokens.encode(tokenizer, written)
+    return latents, captions
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scenes", type=int, default=30000)
@@ -32,25 +49,23 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     vae, tokenizer, to = load_vae(), tokens.load(), folder("latents")
-    latents = np.empty((options.scenes, 4, world.SIDE // 8, world.SIDE // 8), np.float16)
-    captions = np.empty((options.scenes, CAPTIONS, models.TOKENS), np.int16)
-    for start in range(0, options.scenes, 64):
-        seeds = range(start, min(start + 64, options.scenes))
-        samples = [world.sample(seed) for seed in seeds]
-        pictures = torch.from_numpy(np.stack([s.picture for s in samples])).permute(0, 3, 1, 2).float() / 127.5 - 1
-        with torch.autocast("cpu", torch.bfloat16):
-            mean = vae.encode(pictures).latent_dist.mean
-        latents[start : start + 64] = mean.float().numpy()
-        for seed, s in zip(seeds, samples, strict=True):
-            rng = np.random.default_rng([seed, 21])
-            captions[seed] = tokens.encode(tokenizer, [world.write_caption(s.scene, rng) for _ in range(CAPTIONS)])
-        if start % 6400 == 0:
-            print(f"latents {start}/{options.scenes}", flush=True)
-    np.save(to / "latents.npy", latents)
-    np.save(to / "captions.npy", captions)
-    scale = 1 / float(latents[:4000].astype(np.float32).std())
-    (to / "latents.json").write_text(json.dumps({"scaling_factor": scale, "scenes": options.scenes}) + "\n")
-    print("scaling factor", scale)
+    for number in range(options.scenes // CHUNK):
+        if (to / f"latents_{number}.npy").exists():
+            continue
+        latents, captions = encode_chunk(number, vae, tokenizer)
+        if not (to / "latents.json").exists():
+            scale = 1 / float(latents.astype(np.float32).std())
+            (to / "latents.json").write_text(json.dumps({"scaling_factor": scale}) + "\n")
+        np.save(to / f"captions_{number}.npy", captions)
+        np.save(to / f"latents_{number}.npy", latents)
+        print(f"latents {(number + 1) * CHUNK}/{options.scenes}", flush=True)
+
+
+def load_chunks() -> tuple[np.ndarray, np.ndarray]:
+    """All latents [scenes, 4, 12, 12] and captions [scenes, 4, 32] that are there."""
+    files = sorted(folder("latents").glob("latents_*.npy"))
+    captions = [np.load(file.with_name(file.name.replace("latents", "captions"))) for file in files]
+    return np.concatenate([np.load(file) for file in files]), np.concatenate(captions)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def unet() -> UNet2DConditionModel:
         sample_size=SIDE // 8,
         in_channels=4,
         out_channels=4,
-        block_out_channels=(64, 160),
+        block_out_channels=(64, 128),
         layers_per_block=1,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),

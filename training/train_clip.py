@@ -75,7 +75,7 @@ def main() -> None:
     tokenizer = tokens.load()
     model = models.clip(tokenizer.get_vocab_size())
     start_from_masks(model)
-    loop = Loop("clip", {"clip": model}, lr=7e-4, ema=0.998)
+    loop = Loop("clip", {"clip": model}, lr=1.5e-3, ema=0.998)
 
     def step(number: int) -> dict[str, torch.Tensor]:
         pictures, ids = batch(number, tokenizer)

@@ -71,7 +71,7 @@ def main() -> None:
     tokenizer = tokens.load()
     model = models.clipseg(tokenizer.get_vocab_size())
     model.clip.logit_scale.requires_grad_(False)
-    loop = Loop("masks", {"masks": model}, lr=1e-3, ema=0.998)
+    loop = Loop("masks", {"masks": model}, lr=2e-3, ema=0.998)
 
     def step(number: int) -> dict[str, torch.Tensor]:
         pictures, ids, masks = batch(number, tokenizer)

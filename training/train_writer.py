@@ -39,7 +39,7 @@ def main() -> None:
     tokenizer = tokens.load("gpt2")
     end = tokenizer.token_to_id(tokens.END)
     model = models.writer(tokenizer.get_vocab_size())
-    loop = Loop("writer", {"writer": model}, lr=2e-3, ema=0.99)
+    loop = Loop("writer", {"writer": model}, lr=3e-3, ema=0.99)
 
     def step(number: int) -> dict[str, torch.Tensor]:
         rng = fresh(number)
