@@ -135,7 +135,7 @@ def _verify(work: Work) -> Outcome:
     ok = all(result.ok for result in results.values())
     against = "the original" if others else "what the model gave when it was made"
     return Outcome(
-        f"{'same as' if ok else 'DIFFERENT from'} {against}, on {sets} set{'s' * (sets > 1)} of inputs",
+        f"{'same as' if ok else 'DIFFERENT from'} {against}, in {sets} comparison{'s' * (sets > 1)}",
         ("variant", "output", ">max abs", ">cosine", ""),
         tuple(rows),
         ok,
