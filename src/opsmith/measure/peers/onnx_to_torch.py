@@ -212,14 +212,19 @@ def _table(torch: Any) -> dict[str, Callable[..., Any]]:
             rank = x.ndim - 2
             strides, dilations = strides or [1] * rank, dilations or [1] * rank
             lowest = -math.inf if kind == "max" else 0.0
-            x, padding = padded(x, pads, auto_pad, kernel_shape, strides, dilations, lowest)
+            whole, padding = padded(x, pads, auto_pad, kernel_shape, strides, dilations, lowest)
             if kind == "max":
                 return (F.max_pool1d, F.max_pool2d, F.max_pool3d)[rank - 1](
-                    x, kernel_shape, strides, padding, dilations, bool(ceil_mode)
+                    whole, kernel_shape, strides, padding, dilations, bool(ceil_mode)
                 )
-            return (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1](
-                x, kernel_shape, strides, padding, bool(ceil_mode), bool(count_include_pad)
-            )
+            average = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1]
+            include = bool(count_include_pad)
+            y = average(whole, kernel_shape, strides, padding, bool(ceil_mode), include)
+            if whole is x or include:
+                return y
+            # Padding that was put in above counted as zeros: divide by the share of real elements.
+            ones = padded(torch.ones_like(x), pads, auto_pad, kernel_shape, strides, dilations, 0.0)[0]
+            return y / average(ones, kernel_shape, strides, padding, bool(ceil_mode), include)
 
         return run
 
