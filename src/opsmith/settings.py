@@ -73,7 +73,7 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "compiler": _compiler,
 }
 # Environment variables that are not settings: where the file is, and what compiled libraries look at.
-_OTHER_VARIABLES = {"OPSMITH_CONFIG", "OPSMITH_PROFILE"}
+_OTHER_VARIABLES = {"OPSMITH_CONFIG", "OPSMITH_PROFILE", "OPSMITH_PROFILE_FILE"}
 _OTHER_PREFIXES = ("OPSMITH_STUDIO_", "OPSMITH_TEST_")
 
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from opsmith import machine, progress, session, store
+from opsmith import machine, progress, session, settings, store
 from opsmith.errors import OpsmithError
 from opsmith.measure import contention, peak, peers
 from opsmith.measure import inputs as random_inputs
@@ -271,7 +271,7 @@ def bench(
     candidates = find_candidates(paths, peer)
     _check_numbers(threads=threads, rounds=rounds, processes=processes)
     check_same_inputs(candidates)
-    threads = threads or machine.cores()
+    threads = settings.get(threads=threads).threads or machine.cores()
     feed, origin = choose_inputs(candidates[0].path, shapes, seed)
     started = time.monotonic()
     notes: list[str] = []

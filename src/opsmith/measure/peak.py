@@ -7,18 +7,14 @@ kept in the user's cache folder. `bench`, `profile` and `report` state speeds as
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import os
-import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-import platformdirs
-
-from opsmith import machine
+from opsmith import machine, settings
+from opsmith.compile.build import find_compiler
 from opsmith.errors import OpsmithError
 from opsmith.measure import contention
 
@@ -162,8 +158,7 @@ class Peak:
 
 
 def cache_file() -> Path:
-    base = os.environ.get("OPSMITH_CACHE") or platformdirs.user_cache_dir("opsmith")
-    return Path(base) / "machine.json"
+    return settings.get().cache / "machine" / "peak.json"
 
 
 def cached() -> Peak | None:
@@ -178,21 +173,29 @@ def cached() -> Peak | None:
 
 
 def measure() -> Peak:
-    """Compile and run the probe, and keep the result."""
+    """Compile and run the probe, and keep the best that was ever measured: neighbours only make it slower."""
+    old = cached()
     counts = sorted({1, machine.cores()})
     with tempfile.TemporaryDirectory(prefix="opsmith-peak-") as folder:
         program = _build(Path(folder))
         before, before_probe = contention.read(), _children_seconds()
-        limits = [Limits(threads=n, **_run(program, n)) for n in counts]
+        limits = [_best(old, Limits(threads=n, **_run(program, n))) for n in counts]
         use = contention.between(before, contention.read())
         others = max(0.0, use.others - (_children_seconds() - before_probe)) / use.wall
+    others = min(others, old.others) if old else others
     peak = Peak(machine.cpu_name(), {entry.threads: entry for entry in limits}, round(others, 3))
     data = {"format": _FORMAT, "cpu": peak.cpu, "cores": machine.cores(), "others": peak.others}
-    file = cache_file()
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file = settings.cache_folder("machine") / cache_file().name
     text = json.dumps({**data, "limits": [dataclasses.asdict(entry) for entry in limits]}, indent=2)
     file.write_text(text + "\n", encoding="utf-8")
     return peak
+
+
+def _best(old: Peak | None, new: Limits) -> Limits:
+    before = old.limits.get(new.threads) if old else None
+    if before is None:
+        return new
+    return Limits(new.threads, max(before.flops, new.flops), max(before.read, new.read), max(before.triad, new.triad))
 
 
 def _children_seconds() -> float:
@@ -203,22 +206,16 @@ def _children_seconds() -> float:
 def _build(folder: Path) -> Path:
     source, program = folder / "peak.cpp", folder / "peak"
     source.write_text(_PROBE, encoding="utf-8")
-    command = [*_compiler(), "-O3", "-march=native", "-pthread", str(source), "-o", str(program)]
+    tool = find_compiler()
+    flags = ["-x", "c++", "-std=c++20", "-O3", "-march=native", "-pthread"]
+    # No part of the C++ library is used; linking zig's would take minutes the first time.
+    flags += ["-nostdlib++"] if "ziglang" in tool.command else []
+    command = [*tool.command, *flags, str(source), "-o", str(program)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise OpsmithError(f"the probe of the machine's peak did not compile: {last[0]}")
     return program
-
-
-def _compiler() -> list[str]:
-    for name in ("g++", "clang++"):
-        if found := shutil.which(name):
-            return [found, "-x", "c++", "-std=c++20"]
-    if importlib.util.find_spec("ziglang") is None:
-        hint = "install g++ or clang++, or pip install opsmith[toolchain]"
-        raise OpsmithError("no C++ compiler found to measure the machine's peak", hint)
-    return [sys.executable, "-m", "ziglang", "cc", "-x", "c++", "-std=c++20", "-nostdlib++"]
 
 
 def _run(program: Path, threads: int) -> dict[str, float]:

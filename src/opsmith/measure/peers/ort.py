@@ -13,11 +13,17 @@ class OnnxRuntime:
         from opsmith import session
 
         options = ort.SessionOptions()
+        config = {}
         if settings.get("optimized"):
             options.optimized_model_filepath = settings["optimized"]
-        if settings.get("level") == "none":
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self._session = session.load(path, threads=threads, options=options, profile_prefix=settings.get("profile"))
+            # Beyond 2 GB the weights must not be in the file itself.
+            config = {
+                "session.optimized_model_external_initializers_file_name": "optimized.weights",
+                "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+            }
+        self._session = session.load(
+            path, threads=threads, options=options, config=config, profile_prefix=settings.get("profile")
+        )
         self._names = [o.name for o in self._session.get_outputs()]
 
     def prepare(self, inputs: dict[str, Any]) -> dict[str, Any]:
