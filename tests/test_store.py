@@ -273,6 +273,29 @@ def test_external_data_outside_the_folder_is_refused(tmp_path: Path, place: obje
             act(path)
 
 
+parts = st.sampled_from(["..", ".", "a", "link", "w.bin", "", "/", "~", "C:", "\\", "\x00", "%2e%2e", "*"])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(parts, max_size=5).map("/".join) | st.lists(parts, max_size=4).map("\\".join) | st.text(max_size=8))
+def test_no_location_leads_out_of_the_folder(tmp_path: Path, location: str) -> None:
+    folder = tmp_path / "model"
+    (folder / "a").mkdir(parents=True, exist_ok=True)
+    for file in (tmp_path / "w.bin", folder / "w.bin", folder / "a" / "w.bin"):
+        file.write_bytes(b"\1" * 48)
+    if not (folder / "link").is_symlink():
+        (folder / "link").symlink_to(tmp_path)
+    try:
+        path = write(folder / "m.onnx", as_weight(external(location)))
+    except UnicodeEncodeError:  # a lone surrogate cannot be in a protobuf
+        return
+    try:
+        files = store.external_files(path)
+    except OpsmithError:
+        return
+    assert files and all(f.resolve().is_relative_to(folder.resolve()) for f in files)
+
+
 @pytest.mark.parametrize("place", PLACES[:2])
 def test_external_data_in_the_folder_is_read(tmp_path: Path, place: object) -> None:
     weights = np.arange(12, dtype=np.float32)

@@ -120,7 +120,7 @@ def variants(model_folder: PathLike) -> list[Variant]:
 
 def read_record(model: PathLike) -> dict[str, Any]:
     path = Path(model)
-    for candidate in (path.parent / RECORD, path.with_suffix(".opsmith.json")):
+    for candidate in (path.with_suffix(".opsmith.json"), path.parent / RECORD):
         if candidate.is_file():
             try:
                 record = json.loads(candidate.read_text(encoding="utf-8"))

@@ -1,0 +1,99 @@
+"""The command line as a whole: help, version, exit codes, quiet."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from opsmith import demo, progress
+from opsmith._version import __version__
+from opsmith.cli import console, main
+
+
+def run(capfd: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(list(args))
+    out, err = capfd.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+@pytest.fixture()
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "m.onnx"
+    onnx.save(demo.tiny_model(), str(path))
+    return path
+
+
+def test_version_and_help(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(capfd, "--version") == (0, f"opsmith {__version__}\n", "")
+    code, out, _ = run(capfd, "--help")
+    assert code == 0
+    for word in ("Road", "inspect", "verify", "Machine", "doctor"):
+        assert word in out
+
+
+@pytest.mark.parametrize(
+    "args", [["hammer"], ["verify"], ["verify", "a", "b", "--rtol", "loose"], ["inspect", "--hot"]]
+)
+def test_wrong_usage_exits_with_2(args: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capfd, *args)
+    assert code == 2 and "Traceback" not in err
+
+
+def test_quiet_leaves_the_result(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "--quiet", "verify", str(model), str(model), "--shapes", "1")
+    assert code == 0 and "logits" in out and "comparison" not in out and err == ""
+
+
+def test_errors_of_the_system_are_one_line(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model.unlink()
+    model.mkdir()
+    code, _, err = run(capfd, "inspect", str(model))
+    assert code == 2 and err.count("\n") == 1
+
+
+def test_an_error_stays_one_line_however_it_was_written(capfd: pytest.CaptureFixture[str]) -> None:
+    console.error("first\n  second")
+    assert capfd.readouterr().err == "opsmith: error: first second\n"
+
+
+def test_progress_is_silent_unless_it_is_a_terminal_or_verbose(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
+    try:
+        for verbose, expected in ((False, ""), (True, "work: one\n")):
+            progress.configure(enabled=False, verbose=verbose)
+            with progress.task("work", 2) as step:
+                step("one")
+                step()
+            assert said.getvalue() == expected
+        progress.configure(enabled=True, verbose=False)
+        with progress.task("work", 2) as step:
+            step("one")
+    finally:
+        progress.configure(enabled=False, verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2.5e6, "2.5 MB"), (3.4e9, "3.4 GB"), (5e12, "5000.0 GB")],
+)
+def test_sizes(size: float, text: str) -> None:
+    assert console.bytes_text(size) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0"), (999, "999"), (1234567, "1.2 M"), (2.5e15, "2500.0 T")])
+def test_counts(number: float, text: str) -> None:
+    assert console.count_text(number) == text
+
+
+def test_names_from_a_model_are_not_read_as_markup(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = demo.tiny_model()
+    model.graph.input[0].name = model.graph.node[0].input[0] = "[red]x[/red]"
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    code, out, _ = run(capfd, "inspect", str(tmp_path / "m.onnx"))
+    assert code == 0 and "[red]x[/red]" in out
