@@ -1,0 +1,49 @@
+"""opsmith distill MODEL DEST"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from opsmith import session, store
+from opsmith.cli import console
+from opsmith.cli.bench import size
+from opsmith.measure import inputs
+from opsmith.measure.distill import distill
+
+PANEL = "Workbench"
+ORDER = 64
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="A variant folder or .onnx file.")],
+    dest: Annotated[Path, typer.Argument(help="Folder that gets one model folder per occurrence.")],
+    function: Annotated[str | None, typer.Option(help="Cut every call of this function or operator.")] = None,
+    nodes: Annotated[str | None, typer.Option(help="Cut what lies between two nodes: FIRST..LAST.")] = None,
+    pattern: Annotated[str | None, typer.Option(help="Cut what this rewrite rule would replace.")] = None,
+    most: Annotated[int, typer.Option("--max", help="How many occurrences to write, different ones first.")] = 4,
+    light: Annotated[bool, typer.Option("--light", help="Random weights of the same statistics.")] = False,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Run the model on this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random inputs and weights.")] = 0,
+    threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
+) -> None:
+    """Cut parts of a real model, with the tensors that flow there, into small models for tests and tuning."""
+    fixed = inputs.parse_fixed(shape or [])
+    result = distill(
+        model, dest, function=function, nodes=nodes, pattern=pattern, max=most, light=light, shapes=fixed, seed=seed,
+        threads=threads,
+    )  # fmt: skip
+    table = console.table("written", ">nodes", ">size", "inputs")
+    for variant in result.variants:
+        graph = store.open_model(variant).graph
+        given = ", ".join(f"{v.name} {v.shape}" for v in graph.inputs)
+        table.add_row(
+            escape(str(variant.folder)), str(len(graph)), size(session.size_on_disk(variant)), escape(given)
+        )  # fmt: skip
+    console.show(table)
+    console.say(f"{len(result.variants)} of {result.occurrences} occurrences, {result.different} of them different")
