@@ -118,8 +118,17 @@ def _settings() -> list[Finding]:
     found = [Finding("settings", "file", str(file) if file.exists() else f"{file} (none)")]
     for key, value in values.items():
         found.append(Finding("settings", key, f"{value}, from {current.sources.get(key, 'the defaults')}"))
-    info = cache_info(current.cache)
-    found.append(Finding("settings", "in the cache", f"{info.files} files, {info.size / 1e6:.1f} MB"))
+    return [*found, *_cache(current.cache)]
+
+
+def _cache(root: Path) -> list[Finding]:
+    """The cache and what its folders hold."""
+    found = []
+    for folder in sorted(p for p in root.glob("*") if p.is_dir()):
+        info = cache_info(folder)
+        found.append(Finding("cache", folder.name, f"{info.files} files, {info.size / 1e6:.1f} MB"))
+    info = cache_info(root)
+    found.append(Finding("cache", "in all", f"{info.files} files, {info.size / 1e6:.1f} MB; --clean empties it"))
     return found
 
 

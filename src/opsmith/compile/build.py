@@ -19,9 +19,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import platformdirs
-
-from opsmith import machine
+from opsmith import machine, settings
 from opsmith.compile.emit import Source
 from opsmith.errors import OpsmithError
 
@@ -73,14 +71,16 @@ class Compiler:
 
 
 def find_compiler(wanted: str | None = None) -> Compiler:
-    """g++, clang++, then zig from PyPI; `wanted` or $OPSMITH_COMPILER names one."""
-    wanted = wanted or os.environ.get("OPSMITH_COMPILER") or None
+    """g++, clang++, then zig from PyPI; `wanted` or the user's settings name one."""
+    wanted = settings.get(compiler=wanted).compiler
     for name in [wanted] if wanted else ["g++", "clang++", "zig"]:
         found = _compiler(name)
         if found is not None:
             return found
     if wanted:
-        raise OpsmithError(f"the C++ compiler {wanted!r} was not found", "unset OPSMITH_COMPILER to search for others")
+        raise OpsmithError(
+            f"the C++ compiler {wanted!r} was not found", "name another, or none to take the first one found"
+        )
     raise OpsmithError("no C++ compiler was found", 'install g++ or clang++, or run: pip install "opsmith[toolchain]"')
 
 
@@ -102,12 +102,6 @@ def _compiler(name: str) -> Compiler | None:
         return None
     kind = "clang++" if "clang" in Path(name).name else "zig" if name == "zig" else "g++"
     return Compiler(command, kind, result.stdout.splitlines()[0].strip())
-
-
-def cache_folder() -> Path:
-    """Where built objects live; $OPSMITH_CACHE moves it."""
-    given = os.environ.get("OPSMITH_CACHE")
-    return Path(given) if given else Path(platformdirs.user_cache_dir("opsmith"))
 
 
 @functools.cache
@@ -134,8 +128,7 @@ def build(
         (folder / source.name).write_text(source.text, encoding="utf-8")
     shared = "".join(s.text for s in sources if not s.compiled and s.name != "instances.hpp")
     declared = "".join(s.text for s in sources if s.name == "instances.hpp")
-    cache = cache_folder() / "objects"
-    cache.mkdir(parents=True, exist_ok=True)
+    cache = settings.cache_folder("objects")
     objects: list[Path] = []
     todo: list[tuple[Source, Path]] = []
     for source in (s for s in sources if s.compiled):
@@ -187,10 +180,10 @@ def _run(command: list[str], compiler: Compiler, what: str) -> None:
     environment = dict(os.environ)
     if compiler.name == "zig":
         for variable in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
-            environment.setdefault(variable, str(cache_folder() / "zig"))
+            environment.setdefault(variable, str(settings.cache_folder("zig")))
     result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if result.returncode != 0:
-        log = Path(tempfile.gettempdir()) / "opsmith_build.log"
+        log = settings.cache_folder("logs") / "build.log"
         log.write_text(" ".join(command) + "\n" + result.stderr, encoding="utf-8")
         first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200])
         raise OpsmithError(f"{compiler.name} could not {what}: {first.strip()}", f"the whole log is in {log}")

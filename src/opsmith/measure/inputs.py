@@ -163,8 +163,8 @@ _VALUES = {
     "sequence": (16, 7, 1),  # with the past above: a prompt, a continued prompt, one decode step
     "height": (16, 24, 32),
     "width": (16, 32, 24),
-    "image height": (64, 96, 128),
-    "image width": (64, 128, 96),
+    "image height": (64, 48, 80),
+    "image width": (64, 80, 48),
     "other": (16, 5, 9),
 }
 
