@@ -78,8 +78,9 @@ def sample_checksum(path: Path, offset: int, count: int) -> int:
 def replace_regions(model: ir.Model, regions: Sequence[Region], blobs: Sequence[Blob], domain: str, data: Path) -> None:
     """Each region's nodes become one node `domain::region<i>`; names, types and shapes of all values stay."""
     graph = model.graph
+    replaced: dict[ir.Value, ir.Value] = {}
     for region, blob in zip(regions, blobs):
-        inputs: list[ir.Value | None] = [*region.inputs]
+        inputs: list[ir.Value | None] = [replaced.get(v, v) for v in region.inputs]
         if blob.bytes:
             tensor = ir.ExternalTensor(
                 data.name, blob.offset, blob.bytes, ir.DataType.UINT8,
@@ -100,6 +101,7 @@ def replace_regions(model: ir.Model, regions: Sequence[Region], blobs: Sequence[
             old.replace_all_uses_with(new, replace_graph_outputs=True)
             old.name = f"{name}.replaced"
             new.name = name
+            replaced[old] = new
         graph.remove(region.nodes, safe=True)
     graph.sort()
     model.opset_imports[domain] = 1

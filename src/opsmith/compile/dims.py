@@ -204,3 +204,53 @@ def contiguous(dims: Sequence[DimLike], order: Sequence[int] | None = None) -> t
         strides[axis] = step
         step = step * dims[axis]
     return tuple(strides)
+
+
+# --- numbers for planning: what sizes will typically be ---
+
+
+def typical(name: str) -> int:
+    """A usual value of a dynamic dim, guessed from its name; only speed depends on it, never a result."""
+    lowered = name.lower()
+    if "batch" in lowered:
+        return 1
+    if any(word in lowered for word in ("seq", "past", "length", "token")):
+        return 128
+    return 64
+
+
+class _Guess(dict[str, object]):
+    def __missing__(self, name: str) -> object:
+        return typical(name)
+
+
+_FUNCTIONS: dict[str, object] = {
+    "floor_div": lambda a, b: a // b if b else 0,
+    "trunc_div": lambda a, b: int(a / b) if b else 0,
+    "broadcast": lambda a, b: b if a == 1 else a,
+    "spread": lambda size, stride: 0 if size == 1 else stride,
+    "min": min,
+    "max": max,
+    "pick": lambda c, a, b: a if c else b,
+}
+
+
+def estimate(value: DimLike) -> int:
+    """The size with typical numbers put in; 64 for what cannot be guessed."""
+    total = 0
+    for monomial, coefficient in dim(value).terms.items():
+        factor = coefficient
+        for name in monomial:
+            factor *= _estimate_atom(name)
+        total += factor
+    return total
+
+
+def _estimate_atom(text: str) -> int:
+    if text.isidentifier():
+        return typical(text)
+    try:
+        found = eval(text.replace("<i64>", ""), {"__builtins__": {}}, _Guess(_FUNCTIONS))
+    except Exception:  # C++ that is not Python: a cast, an element of an input
+        return 64
+    return int(found) if isinstance(found, (int, float)) else 64

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from opsmith.compile.dims import Dim
+from opsmith.compile.dims import estimate
 from opsmith.compile.lower.program import Program
 from opsmith.compile.values import Buffer
-
-TYPICAL = 64  # a dynamic dim, for comparing sizes while planning
 
 
 @dataclasses.dataclass
@@ -29,7 +27,7 @@ def plan_memory(program: Program) -> list[Slot]:
     slots: list[Slot] = []
     waiting = sorted((b for b in program.buffers if b.place == "arena" and b.first >= 0), key=lambda b: b.first)
     for buffer in waiting:
-        size = typical_size(buffer.elements) * buffer.dtype.itemsize
+        size = max(1, estimate(buffer.elements)) * buffer.dtype.itemsize
         free = [s for s in slots if s.free_from <= buffer.first]
         # The tightest slot that is large enough; else the largest one, which then grows; else a new one.
         fitting = [s for s in free if size <= s.typical <= 4 * size + 65536]
@@ -45,10 +43,3 @@ def plan_memory(program: Program) -> list[Slot]:
         slot.buffers.append(buffer)
         buffer.slot = slot.index
     return slots
-
-
-def typical_size(elements: Dim) -> int:
-    total = 0
-    for monomial, coefficient in elements.terms.items():
-        total += coefficient * TYPICAL ** len(monomial)
-    return max(total, 1)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from opsmith.compile.lower import fuse
+from opsmith.compile.lower import conv, fuse
 from opsmith.compile.lower.infer import infer_nodes
 from opsmith.compile.lower.program import Lowering, Port, Program, Target, identifier, input_name
 from opsmith.compile.lower.registry import INFER, LOWER, Node, key_of
@@ -41,6 +41,8 @@ def lower_region(
     out = Lowering(program, facts, outputs, target)
     for port in program.inputs:
         out.bind_input(port)
+    out.inside = set(nodes)
+    out.algorithms = conv.plan_algorithms(known.values(), target)
     groups = fuse.make_groups(nodes, facts, outputs)
     for node in nodes:
         if all(facts[o].elements is not None for o in node.outputs):

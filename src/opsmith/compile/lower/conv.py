@@ -5,20 +5,24 @@ x (N, C, H, W), stored as (N, H, W, C); w (O, C/groups, KH, KW) packed at compil
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
+
 import numpy as np
+import onnx_ir as ir
 
 from opsmith.compile import pack
-from opsmith.compile.dims import ONE, Dim, dim, floor_div, maximum, product
+from opsmith.compile.dims import ONE, Dim, dim, estimate, floor_div, product
 from opsmith.compile.lower import fuse
 from opsmith.compile.lower.matmul import anchored, as_float
-from opsmith.compile.lower.program import Lowering
+from opsmith.compile.lower.program import Lowering, Target
 from opsmith.compile.lower.registry import Node, infers, lowers
-from opsmith.compile.values import FLOATS, Abstract, Constant, DataType, Unsupported, View, abstract
+from opsmith.compile.values import FLOATS, Abstract, Array, Constant, DataType, Unsupported, View, abstract
 
 NHWC = (0, 2, 3, 1)
 
 
-def _geometry(node: Node, spatial: int, kernel: list[int]) -> tuple[list[int], list[int], list[int], list[int]]:
+def _geometry(node: Node, spatial: int) -> tuple[list[int], list[int], list[int], list[int]]:
     """strides, dilations, pads at the start, pads at the end; auto_pad is resolved by the caller."""
     strides = node.attribute("strides") or [1] * spatial
     dilations = node.attribute("dilations") or [1] * spatial
@@ -29,7 +33,7 @@ def _geometry(node: Node, spatial: int, kernel: list[int]) -> tuple[list[int], l
 def _resolve(node: Node, dims: tuple[Dim, ...], kernel: list[int]) -> tuple[list[Dim], list[int], list[int], list[int]]:
     """Output sizes, strides, dilations, and pads at the start."""
     spatial = len(kernel)
-    strides, dilations, begin, end = _geometry(node, spatial, kernel)
+    strides, dilations, begin, end = _geometry(node, spatial)
     mode = node.attribute("auto_pad", "NOTSET")
     sizes: list[Dim] = []
     for i in range(spatial):
@@ -93,7 +97,13 @@ def as_image(view: View) -> View:
 
 @lowers("Conv", anchor=True)
 def _lower_conv(node: Node, out: Lowering) -> None:
-    x = as_float(out.tensor(node.ir.inputs[0]), out)
+    value = node.ir.inputs[0]
+    upsample = 1
+    if value in out.upsampled:  # a nearest resize that nobody else reads: the kernel repeats the pixels itself
+        source_value, upsample = out.upsampled[value]
+        x = as_float(source_value, out)
+    else:
+        x = as_float(out.tensor(value), out)
     constant = node.input(1).constant
     assert constant is not None
     flat = len(x.dims) == 3
@@ -112,7 +122,7 @@ def _lower_conv(node: Node, out: Lowering) -> None:
         if node.has(2)
         else []
     )
-    shape = ConvCall(source, weights, sizes, strides, dilations, pads, groups)
+    shape = ConvCall(source, weights, sizes, strides, dilations, pads, groups, upsample)
     convolve(node, out, shape, bias, order=(0, 2, 1) if flat else NHWC)
 
 
@@ -132,15 +142,18 @@ def _per_channel(view: View, spatial: int) -> View:
     return view.with_((ONE, *view.dims, *(ONE,) * spatial), (ONE, *view.strides, *(ONE,) * spatial))
 
 
+@dataclasses.dataclass
 class ConvCall:
     """Everything a convolution kernel needs besides its epilogue."""
 
-    def __init__(
-        self, x: View, weights: Constant, sizes: list[Dim], strides: list[int], dilations: list[int], pads: list[int], groups: int,
-        upsample: int = 1,
-    ) -> None:  # fmt: skip
-        self.x, self.weights, self.sizes = x, weights, sizes
-        self.strides, self.dilations, self.pads, self.groups, self.upsample = strides, dilations, pads, groups, upsample
+    x: View
+    weights: Constant
+    sizes: list[Dim]
+    strides: list[int]
+    dilations: list[int]
+    pads: list[int]
+    groups: int
+    upsample: int = 1
 
     def text(self, out: Lowering) -> str:
         n, c, h, w = self.x.dims
@@ -171,7 +184,7 @@ class ConvCall:
 
 
 def convolve(node: Node, out: Lowering, shape: ConvCall, extra: list[fuse.ExtraLeaf], order: tuple[int, ...]) -> None:
-    algorithm = choose(shape, out)
+    algorithm = out.algorithms.get(node.ir, DIRECT)
     packed = algorithm.pack(shape, out)
 
     def emit(target: View, epilogue: fuse.Epilogue) -> None:
@@ -203,25 +216,74 @@ def convolve(node: Node, out: Lowering, shape: ConvCall, extra: list[fuse.ExtraL
     anchored(node, out, emit, extra, order=order)
 
 
+@dataclasses.dataclass(frozen=True)
 class Algorithm:
-    kernel, header, comment = "conv2d", "conv.hpp", "convolution as an implicit matrix product"
+    """One way to convolve: a kernel, and how its weights are packed."""
+
+    kernel: str
+    header: str
+    comment: str
     notes: tuple[str, ...] = ()
 
     def pack(self, shape: ConvCall, out: Lowering) -> str:
         w, lanes, groups = shape.weights, out.target.lanes, shape.groups
         o, c, kh, kw = w.dims
-        size = groups * c * kh * kw * -(-(o // groups) // lanes) * lanes
-        return out.packed(
-            f"conv2d({w.key})",
-            DataType.FLOAT,
-            size,
-            4,
-            lambda: pack.pack_conv2d(np.asarray(w.read(), np.float32), groups, lanes),
-        ).name
+        columns = -(-(o // groups) // lanes) * lanes
+
+        def weights() -> Array:
+            return np.asarray(w.read(), np.float32)
+
+        if tile := _TILES.get(self.kernel):
+            size, write = (tile + 2) ** 2 * c * columns, lambda: pack.pack_winograd(weights(), tile, lanes)
+        else:
+            size, write = groups * c * kh * kw * columns, lambda: pack.pack_conv2d(weights(), groups, lanes)
+        return out.packed(f"{self.kernel}({w.key})", DataType.FLOAT, size, 4, write).name
 
 
-def choose(shape: ConvCall, out: Lowering) -> Algorithm:
-    return Algorithm()
+_TILES = {"conv2d_winograd4": 4, "conv2d_winograd2": 2}
+DIRECT = Algorithm("conv2d", "conv.hpp", "convolution as an implicit matrix product")
+WINOGRAD4 = Algorithm(
+    "conv2d_winograd4", "winograd.hpp", "3x3 convolution by Winograd F(4x4,3x3)", ("winograd F(4x4,3x3)",)
+)
+WINOGRAD2 = Algorithm(
+    "conv2d_winograd2", "winograd.hpp", "3x3 convolution by Winograd F(2x2,3x3)", ("winograd F(2x2,3x3)",)
+)
+
+# Winograd weights are 4 times (F4) or 16/9 times (F2) as large. A model's weights may grow by this share, or by this many bytes
+# if that is more: enough for the layers with large images, which have small weights and most of the work.
+GROWTH, FREE_BYTES = 0.10, 48 << 20
 
 
-__all__ = ["ConvCall", "convolve", "floor_div", "maximum"]
+def plan_algorithms(nodes: Iterable[Node], target: Target) -> dict[ir.Node, Algorithm]:
+    """Winograd where it saves most for the memory it costs; everything else is direct."""
+    convs = [n for n in nodes if n.ir.op_type == "Conv" and n.ir.domain in ("", "ai.onnx")]
+    if target.strict:
+        return {}
+    total = sum(c.size for n in nodes for v in n.inputs if v is not None and (c := v.constant) is not None) * 4
+    budget = max(GROWTH * total, FREE_BYTES)
+    wanted: list[tuple[float, Node, int]] = []
+    for node in convs:
+        weights = node.input(1).constant
+        assert weights is not None
+        if not _winograd_fits(node, weights):
+            continue
+        o, c = weights.dims[:2]
+        pixels = max(1, estimate(product(node.outputs[0].dims[2:])))
+        if pixels < 64:  # too few tiles to share the transformed weights
+            continue
+        saved = pixels * o * c * 9 * 0.5
+        extra = o * c * 27 * 4
+        wanted.append((saved / extra, node, extra))
+    chosen: dict[ir.Node, Algorithm] = {}
+    for _, node, extra in sorted(wanted, key=lambda w: -w[0]):
+        if extra <= budget:
+            budget -= extra
+            chosen[node.ir] = WINOGRAD4
+    return chosen
+
+
+def _winograd_fits(node: Node, weights: Constant) -> bool:
+    if len(weights.dims) != 4 or weights.dims[2:] != (3, 3) or int(node.attribute("group", 1)) != 1:
+        return False
+    strides, dilations, _, _ = _geometry(node, 2)
+    return strides == [1, 1] and dilations == [1, 1] and weights.dims[0] >= 16 and weights.dims[1] >= 16

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -150,6 +151,9 @@ class Lowering:
         self.nodes: list[str] = []
         self.group: Group = Group(ir.Node("", "Identity", []))  # the group of the anchor being lowered
         self.known: dict[ir.Node, Node] = {}
+        self.inside: set[ir.Node] = set()  # the region's nodes
+        self.algorithms: dict[ir.Node, Any] = {}  # conv node -> conv.Algorithm
+        self.upsampled: dict[ir.Value, tuple[View, int]] = {}  # resized image that only convolutions read -> its source
 
     def bind_input(self, port: Port) -> None:
         """An input of the region lies dense in row-major order."""
@@ -305,6 +309,9 @@ class Lowering:
             view = self.allocate(facts.dims, facts.dtype, order, hint=short_name(value))
         self.views[value] = view
         return view
+
+    def is_output(self, value: ir.Value) -> bool:
+        return value in self._outputs
 
     def alias(self, value: ir.Value, view: View) -> None:
         """The value is a view of something that exists already; nothing runs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opsmith.compile.dims import ONE, Dim, atom, dim, exact_div
+from opsmith.compile.dims import Dim, dim, exact_div
 from opsmith.compile.lower.program import Lowering
 from opsmith.compile.lower.registry import Node, infers, lowers
 from opsmith.compile.values import Abstract, FloatScalar, Unsupported, abstract, memory_order
@@ -85,6 +85,9 @@ def _lower_resize(node: Node, out: Lowering) -> None:
     """Repetition is a copy from a view with extra dims of stride 0: (H, W) -> (H, f, W, f)."""
     x = out.tensor(node.ir.inputs[0])
     factors = _factors(node)
+    if _only_convolutions_read(node, factors, out):
+        out.upsampled[node.ir.outputs[0]] = (x, factors[2])
+        return
     order = memory_order(x) or tuple(range(len(x.dims)))
     target = out.result(node.ir.outputs[0], order)
     dims: list[Dim] = []
@@ -101,4 +104,10 @@ def _lower_resize(node: Node, out: Lowering) -> None:
     out.emit_copy(x.with_(dims, source), target.with_(dims, into))
 
 
-__all__ = ["ONE", "atom"]
+def _only_convolutions_read(node: Node, factors: list[int], out: Lowering) -> bool:
+    """Whether the repetition can be left to the convolutions that follow."""
+    value = node.ir.outputs[0]
+    if len(factors) != 4 or factors[:2] != [1, 1] or factors[2] != factors[3] or out.is_output(value):
+        return False
+    uses = list(value.uses())
+    return bool(uses) and all(u.node.op_type == "Conv" and u.idx == 0 and u.node in out.inside for u in uses)
