@@ -80,7 +80,7 @@ def _lower_attention(node: Node, out: Lowering) -> None:
     name = out.instance(
         "attention" if mask_type == "NoMask" else f"attention_{mask_type.lower()}",
         f"const Pool& pool, const AttentionShape& shape, const {tq}* q, const {tk}* k, const {tk}* v, {to}* out, const {mask_type}& mask, void* workspace",
-        "attention(pool, shape, q, k, v, out, mask, workspace);",
+        f"attention{'<true>' if mask_type == 'BoolMask' else ''}(pool, shape, q, k, v, out, mask, workspace);",
         ("attention.hpp",),
         "scaled dot-product attention, block by block",
     )
