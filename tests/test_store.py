@@ -575,3 +575,44 @@ def test_disk_room_is_given_back(tmp_path: Path) -> None:
         assert path.is_file()
     assert not path.parent.exists()
     shutil.rmtree(tmp_path)
+
+
+# --- larger than a protobuf may be -------------------------------------------------------------------------
+
+ROWS, COLUMNS = 650_000, 1024  # 2.66 GB of float32
+
+
+def huge_model(folder: Path, scale: float) -> Path:
+    """y = table[ids] * scale, with a table whose file is all holes: 2.66 GB that take no room on disk."""
+    folder.mkdir(parents=True)
+    with (folder / "table.bin").open("wb") as file:
+        file.truncate(ROWS * COLUMNS * 4)
+        file.seek((ROWS - 1) * COLUMNS * 4)  # the last row, beyond 2 GB, is not zero
+        file.write(np.ones(COLUMNS, np.float32).tobytes())
+    graph = h.make_graph(
+        [h.make_node("Gather", ["table", "ids"], ["rows"]), h.make_node("Mul", ["rows", "scale"], ["y"])],
+        "g",
+        [h.make_tensor_value_info("ids", T.INT64, ["n"])],
+        [h.make_tensor_value_info("y", T.FLOAT, ["n", COLUMNS])],
+        [external("table.bin", (ROWS, COLUMNS), "table"), onnx.numpy_helper.from_array(np.float32(scale), "scale")],
+    )
+    return write(folder / "m.onnx", h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=10))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs files with holes")
+def test_models_beyond_two_gigabytes_are_mapped_not_read(tmp_path: Path) -> None:
+    from opsmith.measure.inspect import ModelInfo, inspect
+    from opsmith.measure.verify import verify
+
+    a, b = huge_model(tmp_path / "a", 1.0), huge_model(tmp_path / "b", 1.0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    store.write_test_data(a.parent, {"ids": np.array([0, ROWS - 1], np.int64)}, {})
+    info = inspect(a)
+    assert isinstance(info, ModelInfo) and info.parameters == ROWS * COLUMNS + 1 and (info.size or 0) > 2.6e9
+    assert verify(a, b, shapes=1).ok
+    (y,) = run(load(a), {"ids": np.array([ROWS - 1], np.int64)})
+    assert y.sum() == COLUMNS
+    parted = verify(a, huge_model(tmp_path / "c", 2.0), shapes=0, bisect=True).parting
+    assert parted is not None and parted.value == "y"
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 1_000_000, f"{grown} kB more memory: the table was read"
