@@ -3,19 +3,17 @@
     2 * batch + seq  ->  {("batch",): 2, ("seq",): 1}
 
 Exporters name a dimension in many ways (`s10*s21`, `s21 + s29`, or not at all). Two dimensions are equal here if
-their polynomials are; everything that is no polynomial (`floor(x/2)`) becomes a symbol named by its text.
+their polynomials are; a quotient that does not come out even is a symbol of its own, as is everything else.
 """
 
 from __future__ import annotations
 
+import ast
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 Monomial: TypeAlias = "tuple[str, ...]"
-
-_TOKEN = re.compile(r"\s*(\d+|[A-Za-z_][\w.:/-]*?(?=[\s*+]|$)|[*+])")
 
 
 class Dim:
@@ -50,26 +48,28 @@ def symbol(name: str) -> Dim:
 
 def parse(text: str) -> Size:
     """The polynomial that a dimension's name spells, or one symbol if it spells something else."""
-    total: Size = 0
-    product: Size | None = None
-    position, expects_factor = 0, True
-    text = text.strip()
-    while position < len(text):
-        found = _TOKEN.match(text, position)
-        if found is None or (found.group(1) in "*+") == expects_factor:
-            return symbol(text)
-        token = found.group(1)
-        position = found.end()
-        if token == "+":
-            total = add(total, product if product is not None else 0)
-            product = None
-        elif token != "*":
-            factor: Size = int(token) if token.isdigit() else symbol(token)
-            product = factor if product is None else multiply(product, factor)
-        expects_factor = token in "*+"
-    if expects_factor or product is None:
+    if text.isidentifier():
         return symbol(text)
-    return add(total, product)
+    try:
+        found = _read(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError):
+        found = None
+    return symbol(text) if found is None else found
+
+
+def _read(tree: ast.expr) -> Size | None:
+    if isinstance(tree, ast.Constant) and type(tree.value) is int:
+        return tree.value
+    if isinstance(tree, ast.Name):
+        return symbol(tree.id)
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+        inner = _read(tree.operand)
+        return None if inner is None else multiply(inner, -1)
+    operation = _OPERATIONS.get(type(tree.op)) if isinstance(tree, ast.BinOp) else None
+    if operation is None or not isinstance(tree, ast.BinOp):
+        return None
+    left, right = _read(tree.left), _read(tree.right)
+    return None if left is None or right is None else operation(left, right)
 
 
 def _terms(size: Size) -> dict[Monomial, int]:
@@ -126,6 +126,22 @@ def divide(a: Size, b: Size) -> Size | None:
             return None
         terms[tuple(rest)] = c // factor
     return _make(terms)
+
+
+def floor_divide(a: Size, b: Size) -> Size | None:
+    """a // b; where it does not come out even, a symbol named after the quotient. Both count as not negative."""
+    exact = divide(a, b)
+    if exact is not None or b == 0:
+        return exact
+    return symbol(f"(({a})//({b}))")
+
+
+_OPERATIONS: dict[type[ast.operator], Callable[[Size, Size], Size | None]] = {
+    ast.Add: add,
+    ast.Sub: subtract,
+    ast.Mult: multiply,
+    ast.FloorDiv: floor_divide,
+}
 
 
 def product(sizes: Iterable[Size]) -> Size:

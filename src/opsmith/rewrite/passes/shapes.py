@@ -25,6 +25,8 @@ from opsmith.rewrite.rule import attribute, input_of, ints_of, is_op, name_of, t
 _LONGEST = 16  # integer vectors up to this length are followed
 _TO_THE_END = 2**31 - 1  # exporters write "up to the end" as the largest int32 or int64
 
+_UNKNOWN = "unknown_"  # names of sizes that nothing is known about begin with this
+
 _SAME_SHAPE = {
     *("Abs", "Cast", "Ceil", "Clip", "Cos", "CumSum", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid"),
     *("HardSwish", "Identity", "IsNaN", "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "Neg", "Not", "Relu"),
@@ -47,7 +49,7 @@ class _Sizes:
 
     def fresh(self) -> Dim:
         self._fresh += 1
-        return dims.symbol(f"unknown_{self._fresh}")
+        return dims.symbol(f"{_UNKNOWN}{self._fresh}")
 
     def shape(self, value: ir.Value | None) -> list[Size] | None:
         """The sizes of VALUE; unknown dimensions get a name that stays theirs."""
@@ -82,13 +84,20 @@ class _Sizes:
         return self.contents[value]
 
     def set_shape(self, value: ir.Value, found: Sequence[Size] | None) -> None:
-        """Computed sizes win over declared names; declared numbers win over computed names."""
+        """Computed sizes win over declared names; declared numbers, and names instead of unknowns, win over those."""
         if found is None:
             return
         declared = value.shape
         if declared is not None and len(declared) == len(found):
-            found = [d if isinstance(d, int) else f for d, f in zip(declared, found)]
+            found = [self._better(d, f) for d, f in zip(declared, found)]
         self.shapes[value] = list(found)
+
+    def _better(self, declared: int | ir.SymbolicDim, found: Size) -> Size:
+        if isinstance(declared, int):
+            return declared
+        if declared.value is not None and any(s.startswith(_UNKNOWN) for s in dims.symbols(found)):
+            return dims.parse(declared.value)
+        return found
 
 
 def infer(model: ir.Model) -> bool:
@@ -235,7 +244,7 @@ _CONTENT: dict[str, Callable[[ir.Node, _Sizes], list[Size] | None]] = {
     "Add": _arithmetic(dims.add),
     "Sub": _arithmetic(dims.subtract),
     "Mul": _arithmetic(dims.multiply),
-    "Div": _arithmetic(dims.divide),
+    "Div": _arithmetic(dims.floor_divide),
     "ConstantOfShape": _constant_of_shape_content,
     "Where": _where_content,
 }
@@ -403,10 +412,9 @@ def _conv(node: ir.Node, known: _Sizes) -> list[Size] | None:
         grows = pads[i] + pads[i + rank] - dilations[i] * (kernel - 1) - 1
         if isinstance(size, int):
             result.append((size + grows) // strides[i] + 1)
-        elif strides[i] == 1:
-            result.append(dims.add(size, grows + 1))
         else:
-            result.append(known.fresh())
+            steps = dims.floor_divide(dims.add(size, grows), strides[i])
+            result.append(known.fresh() if steps is None else dims.add(steps, 1))
     return result
 
 
