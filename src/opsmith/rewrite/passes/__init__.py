@@ -16,35 +16,14 @@ import logging
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
-from onnxscript import optimizer, rewriter, version_converter
-from onnxscript.rewriter.rules import common as rules
+from onnxscript import optimizer, version_converter
 
-from opsmith.rewrite.passes import shapes, weights
+from opsmith.rewrite.passes import shapes, small_rules, weights
 from opsmith.rewrite.rule import DOMAIN
 
 FOLD_LIMIT = 64 * 1024  # elements; a larger result would copy weights into memory
 OLDEST_OPSET = 17  # LayerNormalization, and CastLike for the bodies of our functions
 NEW_OPSET = 18  # what an older model is raised to
-
-_SMALL_RULES = (
-    rules.no_op_cast_rule,
-    rules.no_op_expand_rule,
-    rules.no_op_transpose_rule,
-    rules.cast_cast_rule,
-    rules.transpose_transpose_rule,
-    rules.reshape_reshape_rule,
-    rules.unsqueeze_unsqueeze_rule,
-    rules.mul_by_1_rule,
-    rules.div_by_1_rule,
-    rules.add_0_rule,
-    rules.sub_0_rule,
-    rules.dropout_inference_rule,
-    rules.dropout_zero_rule,
-    rules.cast_constant_of_shape_rule,
-    rules.fuse_pad_into_conv_rule,
-    rules.normalize_pad_format_conv_rule,
-    rules.successive_relu_rule,
-)
 
 
 def simplify(model: ir.Model, raise_opset: bool = False) -> None:
@@ -74,25 +53,18 @@ def _raise_opset(model: ir.Model) -> None:
 
 def fold(model: ir.Model) -> None:
     """Constant folding and onnxscript's small rules, until nothing changes."""
-    step = ir.passes.PassManager(
-        [
-            optimizer._constant_folding.FoldConstantsPass(
-                shape_inference=True,
-                input_size_limit=FOLD_LIMIT,
-                output_size_limit=FOLD_LIMIT,
-                should_fold=_should_fold,
-            ),
-            rewriter.RewritePass(_SMALL_RULES),
-            common.RemoveUnusedNodesPass(),
-        ],
-        steps=3,
-        early_stop=True,
+    folding = optimizer._constant_folding.FoldConstantsPass(
+        shape_inference=True, input_size_limit=FOLD_LIMIT, output_size_limit=FOLD_LIMIT, should_fold=_should_fold
     )
     quiet = logging.getLogger("onnxscript")
     level = quiet.level
     quiet.setLevel(logging.ERROR)  # it warns about every node that it leaves alone
     try:
-        step(model)
+        for _ in range(3):
+            changed = bool(folding(model).modified)
+            common.RemoveUnusedNodesPass()(model)
+            if not small_rules.apply(model) and not changed:
+                break
     finally:
         quiet.setLevel(level)
 

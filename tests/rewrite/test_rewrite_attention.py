@@ -1,0 +1,206 @@
+"""Attention: every scale, mask, transpose and rank that exporters write; and what only looks like it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rewrite_graphs import fired, model, rewrite, why_not
+
+QKV = "float[b,4,s,8] q, float[b,4,t,8] k, float[b,4,t,8] v"
+OUT = "float[b,4,s,8] y"
+CONST = {
+    "root": np.float32(8**0.25),
+    "scale": np.float32(8**-0.5),
+    "sqrt": np.float32(8**0.5),
+    "half": np.float32(0.5),
+    "zero": np.float32(0),
+    "low": np.float32(np.finfo(np.float32).min),
+    "inf": np.float32(-np.inf),
+    "mild": np.float32(-10000),
+    "two": 2.0,
+}
+SIZES = {"b": 2, "s": 3, "t": 5}
+
+
+def check(signature: str, body: str, expect: str, sizes: dict[str, int] | None = None, **constants: object) -> None:
+    ops, results, changed = rewrite(model(signature, body, constants={**CONST, **constants}), sizes=sizes or SIZES)
+    assert fired(results, "attention") == 1
+    assert ops[expect] == 1 and "Softmax" not in ops
+    node = next(n for n in changed.graph if n.op_type == expect)
+    assert node.attributes["scale"].as_float() == pytest.approx(8**-0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        "kt = Transpose <perm = [0,1,3,2]> (k) m = MatMul(q, kt) a = Mul(m, scale)",
+        "kt = Transpose <perm = [0,1,3,2]> (k) m = MatMul(q, kt) a = Div(m, sqrt)",
+        "kt = Transpose <perm = [0,1,3,2]> (k) qs = Mul(q, scale) a = MatMul(qs, kt)",
+        "ks = Mul(scale, k) kt = Transpose <perm = [0,1,3,2]> (ks) a = MatMul(q, kt)",
+        "qs = Div(q, root) kt = Transpose <perm = [0,1,3,2]> (k) ks = Div(kt, root) a = MatMul(qs, ks)",
+        'e = Einsum <equation = "bhsd,bhtd->bhst"> (q, k) a = Mul(e, scale)',
+        'e = Einsum <equation = "bhtd,bhsd->bhst"> (k, q) a = Mul(e, scale)',
+    ],
+)
+def test_scale_and_product_in_every_form(scores: str) -> None:
+    check(f"{QKV} => {OUT}", scores + " p = Softmax <axis = -1> (a) y = MatMul(p, v)", "Attention")
+
+
+PLAIN = "kt = Transpose <perm = [0,1,3,2]> (k) m = MatMul(q, kt) a = Mul(m, scale) "
+GUARD = "p0 = Softmax <axis = -1> (c) g = IsNaN(p0) p = Where(g, zero, p0) y = MatMul(p, v)"
+OPEN = "p = Softmax <axis = -1> (c) y = MatMul(p, v)"
+
+
+def test_masks() -> None:
+    added = f"{QKV}, float[b,1,s,t] mask => {OUT}"
+    check(added, PLAIN + "c = Add(a, mask) " + OPEN, "AttentionBias")
+    check(added, PLAIN + "c = Add(mask, a) " + GUARD, "AttentionBias")
+    chosen = f"{QKV}, bool[b,1,s,t] mask => {OUT}"
+    check(chosen, PLAIN + "w = Where(mask, zero, inf) c = Add(a, w) " + GUARD, "AttentionMask")
+    check(chosen, PLAIN + "w = Where(mask, inf, zero) c = Add(a, w) " + GUARD, "AttentionMask")
+    check(chosen, PLAIN + "c = Where(mask, a, inf) " + GUARD, "AttentionMask")
+    check(chosen, PLAIN + "c = Where(mask, inf, a) " + GUARD, "AttentionMask")
+    check(chosen, PLAIN + "w = Where(mask, zero, low) c = Add(a, w) " + OPEN, "AttentionBias")
+    check(chosen, PLAIN + "c = Where(mask, a, low) " + OPEN, "AttentionBias")
+
+
+def test_a_query_that_sees_nothing_keeps_its_result() -> None:
+    """-inf with guard gives 0, the lowest float gives the average: neither becomes the other."""
+    shut = {"shut": np.zeros((1, 1, 1, 5), bool)}
+    check(f"{QKV} => {OUT}", PLAIN + "w = Where(shut, zero, inf) c = Add(a, w) " + GUARD, "AttentionBias", **shut)
+    check(f"{QKV} => {OUT}", PLAIN + "w = Where(shut, zero, low) c = Add(a, w) " + OPEN, "AttentionBias", **shut)
+
+
+def test_constant_causal_mask() -> None:
+    mask = {"causal": np.triu(np.full((5, 5), -np.inf, np.float32), 1)}
+    same = {"b": 2, "s": 5, "t": 5}
+    check(f"{QKV} => {OUT}", PLAIN + "c = Add(a, causal) " + OPEN, "CausalAttention", same, **mask)
+    other = {"causal": np.triu(np.full((5, 5), -np.inf, np.float32), 2)}
+    check(f"{QKV} => {OUT}", PLAIN + "c = Add(a, causal) " + OPEN, "AttentionBias", same, **other)
+
+
+TRIANGLE = "sq = Shape(q) st = Shape(k) n = Slice(sq, i2, i3) m2 = Slice(st, i2, i3) sz = Concat <axis = 0> (n, m2) "
+TRIANGLE += (
+    "ones = ConstantOfShape <value = float[1] {1.0}> (sz) tri = Trilu <upper = 0> (ones) keep = Cast <to = 9> (tri) "
+)
+AT = {"i2": np.array([2]), "i3": np.array([3])}
+
+
+def test_causal_mask_computed_from_sizes() -> None:
+    square = "float[b,4,s,8] q, float[b,4,s,8] k, float[b,4,s,8] v => float[b,4,s,8] y"
+    body = PLAIN + TRIANGLE + "c = Where(keep, a, inf) " + OPEN
+    check(square, body, "CausalAttention", **AT)
+    # with S and T of their own, a triangle at the upper left is not causal in the sense of i + T - S
+    ops, results, _ = rewrite(model(f"{QKV} => {OUT}", body, constants={**CONST, **AT}), sizes={"b": 2, "s": 3, "t": 5})
+    assert ops["AttentionBias"] == 1 and fired(results, "attention") == 1
+
+
+def test_three_dimensions() -> None:
+    flat = "float[n,s,8] q, float[n,t,8] k, float[n,t,8] v => float[n,s,8] y"
+    check(flat, PLAIN.replace("[0,1,3,2]", "[0,2,1]") + "p = Softmax <axis = -1> (a) y = MatMul(p, v)", "Attention")
+    columns = "float[n,8,s] q, float[n,8,t] k, float[n,8,t] v => float[n,8,s] y"
+    body = 'qs = Div(q, root) ks = Div(k, root) a = Einsum <equation = "bct,bcs->bts"> (qs, ks) p = Softmax (a) '
+    check(columns, body + 'y = Einsum <equation = "bts,bcs->bct"> (p, v)', "Attention")
+
+
+def test_scale_before_a_reshape_is_found() -> None:
+    body = "qs = Mul(x, scale) q = Reshape(qs, to) kt = Transpose <perm = [0,2,1]> (k) a = MatMul(q, kt) "
+    body += "p = Softmax(a) y = MatMul(p, v)"
+    signature = "float[2,6,8] x, float[4,5,8] k, float[4,5,8] v => float[4,3,8] y"
+    check(signature, body, "Attention", to=np.array([4, 3, 8]))
+
+
+def test_grouped_query_attention_loses_the_repetition() -> None:
+    signature = "float[b,4,s,8] q, float[b,2,t,8] k0, float[b,2,t,8] v0, float[b,1,s,t] mask => float[b,4,s,8] y"
+    repeat = (
+        "sh = Shape(k0) bb = Slice(sh, i0, i1) tt = Slice(sh, i2, i3) five = Concat <axis = 0> (bb, i2, i2, tt, i8) "
+    )
+    repeat += "four = Concat <axis = 0> (bb, i4, tt, i8) "
+    for name in "kv":
+        repeat += f"{name}1 = Unsqueeze({name}0, i2) {name}2 = Expand({name}1, five) {name} = Reshape({name}2, four) "
+    numbers = {f"i{n}": np.array([n]) for n in (0, 1, 2, 3, 4, 8)}
+    check(signature, repeat + PLAIN + "c = Add(a, mask) " + OPEN, "AttentionBias", **numbers)
+    body = repeat + PLAIN + "p = Softmax <axis = -1> (a) y = MatMul(p, v)"
+    plain = signature.replace(", float[b,1,s,t] mask", "")
+    ops, _, changed = rewrite(model(plain, body, constants={**CONST, **numbers}), sizes=SIZES)
+    assert ops == {"Attention": 1}
+    assert [v.name for v in next(iter(changed.graph)).inputs] == ["q", "k0", "v0"]
+
+
+def test_the_key_transposed_by_way_of_three_dimensions() -> None:
+    body = "r = Reshape(k, flat) x = Transpose <perm = [0,2,1]> (r) kt = Reshape(x, back) m = MatMul(q, kt) "
+    body += "a = Mul(m, scale) p = Softmax <axis = -1> (a) y = MatMul(p, v)"
+    shapes = {"flat": np.array([-1, 5, 8]), "back": np.array([2, 4, 8, 5])}
+    signature = "float[2,4,3,8] q, float[2,4,5,8] k, float[2,4,5,8] v => float[2,4,3,8] y"
+    check(signature, body, "Attention", **shapes)
+    ops, results, _ = rewrite(model(signature, body, constants={**CONST, **shapes}))
+    assert fired(results, "view_chain") == 1 and ops == {"Attention": 1}
+    # a Reshape that mixes heads and depth is something else
+    mixed = {"flat": np.array([-1, 8, 5]), "back": np.array([2, 4, 8, 5])}
+    ops, results, _ = rewrite(model(signature, body, constants={**CONST, **mixed}))
+    assert "flatten" in why_not(results, "view_chain") and ops["Transpose"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (PLAIN + "p = Softmax <axis = -2> (a) y = MatMul(p, v)", "over dimension"),
+        (PLAIN + "p = Softmax <axis = -1> (a) y = MatMul(p, v) z = Neg(p)", "read by 2 nodes"),
+        (PLAIN + "b2 = Add(a, half) c = Mul(b2, two) p = Softmax <axis = -1> (c) y = MatMul(p, v)", "scaled together"),
+        (PLAIN + "b2 = Relu(a) p = Softmax <axis = -1> (b2) y = MatMul(p, v)", "found Relu"),
+        (PLAIN + "w = Greater(a, zero) c = Where(w, a, mild) p = Softmax <axis = -1> (c) y = MatMul(p, v)", "-inf"),
+    ],
+)
+def test_near_misses_stay(body: str, reason: str) -> None:
+    outputs = OUT + (", float[b,4,s,t] z" if " z = " in body else "")
+    ops, results, _ = rewrite(model(f"{QKV} => {outputs}", body, constants=CONST), sizes=SIZES)
+    assert ops["Softmax"] == 1 and reason in why_not(results, "attention")
+
+
+def test_keys_broadcast_over_the_batch_stay() -> None:
+    signature = "float[2,4,3,8] q, float[1,4,5,8] k, float[1,4,5,8] v => float[2,4,3,8] y"
+    body = PLAIN + "p = Softmax <axis = -1> (a) y = MatMul(p, v)"
+    ops, results, _ = rewrite(model(signature, body, constants=CONST))
+    assert ops["Softmax"] == 1 and "broadcast" in why_not(results, "attention")
+
+
+HALF = "x1 = Slice(x, i0, i4, last) x2 = Slice(x, i4, i8, last) n = Neg(x2) r = Concat <axis = -1> (n, x1) "
+TURN = "a = Mul(x, cos) b = Mul(r, sin) y = Add(a, b)"
+ROTARY = "float[2,4,s,8] x, float[1,1,s,8] cos, float[1,1,s,8] sin => float[2,4,s,8] y"
+BOUNDS = {"i0": np.array([0]), "i4": np.array([4]), "i8": np.array([8]), "last": np.array([-1])}
+
+
+def test_rotary() -> None:
+    assert rewrite(model(ROTARY, HALF + TURN, constants=BOUNDS))[0] == {"Rotary": 1}
+    split = "x1, x2 = Split <axis = -1, num_outputs = 2> (x) n = Neg(x2) r = Concat <axis = -1> (n, x1) "
+    assert rewrite(model(ROTARY, split + TURN))[0] == {"Rotary": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (HALF.replace("(n, x1)", "(x1, n)") + TURN, "not [-x2, x1]"),
+        (HALF + "z = Neg(x) a = Mul(z, cos) b = Mul(r, sin) y = Add(a, b)", "not x * cos"),
+        (HALF.replace("Slice(x, i4, i8, last) n", "Slice(x, i0, i4, last) n") + TURN, "that half"),
+    ],
+)
+def test_rotary_near_misses_stay(body: str, reason: str) -> None:
+    ops, results, _ = rewrite(model(ROTARY, body, constants=BOUNDS))
+    assert "Rotary" not in ops and reason in why_not(results, "rotary")
+
+
+def test_rotary_whose_cosine_is_larger_than_x_stays() -> None:
+    signature = "float[1,4,3,8] x, float[2,1,3,8] cos, float[2,1,3,8] sin => float[2,4,3,8] y"
+    ops, results, _ = rewrite(model(signature, HALF + TURN, constants=BOUNDS))
+    assert "Rotary" not in ops and "larger than x" in why_not(results, "rotary")
+
+
+def test_rotary_interleaved() -> None:
+    pairs = "o = Slice(x, i1, end, last, i2) n = Neg(o) e = Slice(x, i0, end, last, i2) u = Unsqueeze(n, last) "
+    pairs += "w = Unsqueeze(e, last) c = Concat <axis = -1> (u, w) s = Shape(x) r = Reshape(c, s) "
+    numbers = {"i0": np.array([0]), "i1": np.array([1]), "i2": np.array([2]), "end": np.array([2**31 - 1])}
+    numbers["last"] = np.array([-1])
+    assert rewrite(model(ROTARY, pairs + TURN, constants=numbers))[0] == {"RotaryInterleaved": 1}
+    swapped = pairs.replace("(u, w)", "(w, u)")
+    ops, results, _ = rewrite(model(ROTARY, swapped + TURN, constants=numbers))
+    assert "RotaryInterleaved" not in ops and "not [-odd, even]" in why_not(results, "rotary_interleaved")
