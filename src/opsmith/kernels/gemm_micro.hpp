@@ -1,11 +1,14 @@
 // The microkernel that every matrix product here ends in: a tile of at most gemm_mr rows by gemm_nv vectors of
 // columns, kept in registers over the whole of K.
 //
-//   tile[r][n] (+)= sum over taps t, over k < K:  rows[t][r][k] * b[t][k][n]
+//   tile[r][n] (+)= sum over taps t, over k < K:  rows[t * tap_stride + r][k] * b[t][k][n]
 //
 // Rows come as pointers, one per row and tap: a plain matrix is one tap with equally spaced pointers, an implicit
 // convolution has one tap per kernel position, and padding is a pointer to zeros. Nothing is ever copied to
 // rearrange it ("indirect" convolution).
+//
+// Where A was written for this kernel alone (Winograd's V), it is "blocked": [taps][gemm_mr rows][blocked_run values], in
+// the order of use, one linear stream for the prefetcher; rows[0] points at it.
 //
 // Register budget (why these sizes):
 //   AVX-512  32 registers: 8 x 3 accumulators = 24, 3 for B, the row value is an embedded broadcast. 11 loads per
@@ -44,52 +47,54 @@ using MicroFn = void (*)(const TA* const* rows, i64 tap_stride, i64 taps, i64 K,
 // Few rows leave few independent sums, and an FMA takes 4 cycles: sum even and odd k apart until there are 8 chains.
 inline constexpr int chains(int R, int V) { return R * V >= 8 ? 1 : R * V >= 4 ? 2 : 4; }
 
-template <int R, int V, class TA, class TB>
-[[gnu::noinline]] void micro(const TA* const* rows, i64 tap_stride, i64 taps, i64 K, const TB* b, float* tile,
-                             bool accumulate) {
+inline constexpr i64 blocked_run = 16;
+
+template <int R, int V, class TA, class TB, bool Blocked>
+[[gnu::noinline]] void micro(const TA* const* rows, i64 tap_stride, i64 taps, i64 K, const TB* b,
+                             float* tile, bool accumulate) {
   constexpr int U = chains(R, V);
   F acc[U][R][V] = {};
   if (accumulate) {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) acc[0][r][v] = load(tile + r * gemm_nr + v * W, Full{});
-  }
-  for (i64 t = 0; t < taps; ++t, rows += tap_stride) {
-    const TA* a[R];
-    for (int r = 0; r < R; ++r) a[r] = rows[r];
-    i64 k = 0;
-    if constexpr (U > 1) {
-      for (; k + U <= K; k += U) {
-#pragma GCC unroll 4
-        for (int u = 0; u < U; ++u) {
-          F bv[V];
-#pragma GCC unroll 3
-          for (int v = 0; v < V; ++v) bv[v] = load(b + (u * V + v) * W, Full{});
 #pragma GCC unroll 8
-          for (int r = 0; r < R; ++r) {
-            F x = splat(to_float(a[r][k + u]));
+    for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 3
-            for (int v = 0; v < V; ++v) acc[u][r][v] += x * bv[v];
-          }
-        }
-        b += U * V * W;
-      }
+      for (int v = 0; v < V; ++v) acc[0][r][v] = load(tile + r * gemm_nr + v * W, Full{});
     }
-    for (; k < K; ++k) {
+  }
+  for (i64 t = 0; t < taps; ++t) {
+    const TA* a[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) a[r] = Blocked ? nullptr : rows[t * tap_stride + r];
+    const TA* block = Blocked ? rows[0] + t * gemm_mr * blocked_run : nullptr;
+    if constexpr (Blocked) K = blocked_run;
+    // One step of k into the sums of chain u. (Every loop over an array of vectors is unrolled by pragma: one that is
+    // not keeps the whole array in memory.)
+    auto step = [&](i64 k, int u) __attribute__((always_inline)) {
       F bv[V];
 #pragma GCC unroll 3
-      for (int v = 0; v < V; ++v) bv[v] = load(b + v * W, Full{});
+      for (int v = 0; v < V; ++v) bv[v] = load(b + (u * V + v) * W, Full{});
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        F x = splat(to_float(a[r][k]));
+        F x = splat(to_float(Blocked ? block[r * blocked_run + k] : a[r][k]));
 #pragma GCC unroll 3
-        for (int v = 0; v < V; ++v) acc[0][r][v] += x * bv[v];
+        for (int v = 0; v < V; ++v) acc[u][r][v] += x * bv[v];
       }
-      b += V * W;
+    };
+    i64 k = 0;
+    if constexpr (U > 1) {
+      for (; k + U <= K; k += U, b += U * V * W) {
+#pragma GCC unroll 4
+        for (int u = 0; u < U; ++u) step(k + u, u);
+      }
     }
+    for (; k < K; ++k, b += V * W) step(k, 0);
   }
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 3
     for (int v = 0; v < V; ++v) {
       F sum = acc[0][r][v];
+#pragma GCC unroll 4
       for (int u = 1; u < U; ++u) sum += acc[u][r][v];
       store(tile + r * gemm_nr + v * W, sum, Full{});
     }
@@ -97,19 +102,19 @@ template <int R, int V, class TA, class TB>
 }
 
 // The microkernel for a number of rows and of vectors that is known only at run time.
-template <int R, class TA, class TB>
+template <int R, class TA, class TB, bool Blocked>
 MicroFn<TA, TB> pick_micro(i64 rows, i64 vectors) {
   if constexpr (R > 1) {
-    if (rows < R) return pick_micro<R - 1, TA, TB>(rows, vectors);
+    if (rows < R) return pick_micro<R - 1, TA, TB, Blocked>(rows, vectors);
   }
   if constexpr (gemm_nv > 2) {
-    if (vectors == 3) return micro<R, 3, TA, TB>;
+    if (vectors == 3) return micro<R, 3, TA, TB, Blocked>;
   }
-  return vectors == 2 ? micro<R, 2, TA, TB> : micro<R, 1, TA, TB>;
+  return vectors == 2 ? micro<R, 2, TA, TB, Blocked> : micro<R, 1, TA, TB, Blocked>;
 }
-template <class TA, class TB>
+template <class TA, class TB, bool Blocked = false>
 OPSMITH_INLINE MicroFn<TA, TB> micro_for(i64 rows, i64 vectors) {
-  return pick_micro<gemm_mr, TA, TB>(rows, vectors);
+  return pick_micro<gemm_mr, TA, TB, Blocked>(rows, vectors);
 }
 
 // Hands a finished tile to the epilogue and stores what it returns at c[row.index * ldc + column].

@@ -1,0 +1,31 @@
+// Convolutions of the Stable Diffusion UNet and VAE: direct against Winograd, in GFLOP/s of direct-convolution work.
+//   g++ -std=c++20 -O3 -march=native -pthread -Isrc/opsmith/kernels benchmarks/kernels/conv.cpp -o conv && ./conv 2
+#include "bench.hpp"
+#include "winograd.hpp"
+
+using namespace opsmith;
+using namespace opsmith::bench;
+
+int main(int argc, char** argv) {
+  Threads threads(thread_count(argc, argv));
+  Pool pool = threads.pool();
+  const double peak = peak_gflops() * pool.threads;
+  printf("%d threads, W=%lld, peak %.0f GFLOP/s\n%-28s %9s %6s %9s %6s %9s %6s\n", pool.threads, static_cast<long long>(W), peak,
+         "", "direct", "peak", "F(4x4)", "ratio", "F(2x2)", "ratio");
+  const i64 shapes[][3] = {{64, 320, 320},  {64, 640, 320},   {64, 960, 320},   {32, 640, 640},  {32, 1280, 640},
+                           {16, 1280, 1280}, {16, 2560, 1280}, {8, 1280, 1280}, {64, 512, 512}, {128, 512, 512},
+                           {128, 256, 256},  {256, 128, 128}, {256, 128, 3},    {64, 64, 64},    {64, 4, 320}};
+  for (auto [size, channels, out] : shapes) {
+    ConvShape s{1, size, size, channels, size, size, out, 3, 3, 1, 1, 1, 1, 1, 1, 1};
+    Floats x(size * size * channels), w(36 * packed_size(out, channels)), y(size * size * out), bias(out);
+    Floats space((max(conv2d_winograd4_workspace(s), conv2d_winograd2_workspace(s)) + conv2d_workspace(s)) / 4);
+    auto ep = [b = bias.data](F sum, Row, i64 column, auto lanes) { return sum + load(b + column, lanes); };
+    const double work = 2e-9 * 9 * static_cast<double>(size * size) * static_cast<double>(channels * out);
+    double direct = work / best_time(pool.threads, [&] { conv2d(pool, s, x.data, w.data, y.data, space.data, ep); });
+    double four = work / best_time(pool.threads, [&] { conv2d_winograd4(pool, s, x.data, w.data, y.data, space.data, ep); });
+    double two = work / best_time(pool.threads, [&] { conv2d_winograd2(pool, s, x.data, w.data, y.data, space.data, ep); });
+    printf("%4lldx%-4lld %4lld -> %-4lld        %9.1f %5.0f%% %9.1f %5.2fx %9.1f %5.2fx\n", static_cast<long long>(size),
+           static_cast<long long>(size), static_cast<long long>(channels), static_cast<long long>(out), direct,
+           100 * direct / peak, four, four / direct, two, two / direct);
+  }
+}

@@ -1,0 +1,34 @@
+// Matrix products of the models in benchmarks/: GFLOP/s and share of peak; for few rows GB/s of weights.
+//   g++ -std=c++20 -O3 -march=native -pthread -Isrc/opsmith/kernels benchmarks/kernels/gemm.cpp -o gemm && ./gemm 2
+#include "bench.hpp"
+#include "gemm.hpp"
+
+using namespace opsmith;
+using namespace opsmith::bench;
+
+int main(int argc, char** argv) {
+  Threads threads(thread_count(argc, argv));
+  Pool pool = threads.pool();
+  const double peak = peak_gflops() * pool.threads, bandwidth = read_bandwidth(pool);
+  printf("%d threads, W=%lld, peak %.0f GFLOP/s, memory %.1f GB/s\n", pool.threads, static_cast<long long>(W), peak, bandwidth);
+  const i64 shapes[][3] = {{4096, 320, 320}, {4096, 1280, 320}, {4096, 320, 1280}, {1024, 640, 640}, {1024, 2560, 640},
+                           {256, 1280, 1280}, {256, 10240, 1280}, {256, 1280, 5120}, {64, 1280, 1280}, {128, 768, 768},
+                           {128, 3072, 768}, {128, 768, 3072}, {128, 1024, 1024}, {128, 4096, 1024}, {77, 768, 768},
+                           {16, 1280, 1280}, {8, 4096, 1024}, {4, 4096, 1024}, {2, 4096, 1024}, {1, 4096, 1024},
+                           {1, 1024, 4096}, {1, 50257, 1024}};
+  for (auto [M, N, K] : shapes) {
+    // Few rows: walk through enough copies of the weights that none is still in a cache.
+    const i64 size = packed_size(N, K), copies = M <= 16 ? max<i64>(1, 200'000'000 / (size * 4)) : 1;
+    Floats a(M * K), b(copies * size), c(M * N), bias(N);
+    auto ep = [b = bias.data](F sum, Row, i64 column, auto lanes) { return sum + load(b + column, lanes); };
+    double t = best_time(pool.threads, [&] {
+      for (i64 i = 0; i < copies; ++i) gemm(pool, M, N, K, a.data, K, b.data + i * size, c.data, N, ep);
+    });
+    t /= static_cast<double>(copies);
+    double gflops = 2e-9 * static_cast<double>(M * N) * static_cast<double>(K) / t, gb = 4e-9 * static_cast<double>(N * K) / t;
+    printf("M=%-5lld N=%-6lld K=%-5lld %10.1f us %8.1f GFLOP/s %4.0f%% of peak", static_cast<long long>(M),
+           static_cast<long long>(N), static_cast<long long>(K), t * 1e6, gflops, 100 * gflops / peak);
+    if (M <= 16) printf("  %6.1f GB/s %4.0f%% of memory", gb, 100 * gb / bandwidth);
+    printf("\n");
+  }
+}
