@@ -136,7 +136,7 @@ def libraries(model: PathLike) -> list[Path]:
     """The shared libraries that a compiled variant needs, checked against this machine."""
     path = Path(model)
     compiled = read_record(path).get("compiled")
-    if not compiled:
+    if not compiled or not compiled.get("library"):
         return []
     if not isinstance(compiled, dict) or not isinstance(compiled.get("library"), str):
         raise OpsmithError(f"{path}: its {RECORD} names no library", "compile it again")

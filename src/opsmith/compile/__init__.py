@@ -1,24 +1,26 @@
-"""`opsmith compile`: any ONNX model in, the same model with native custom ops out. `compile` reads as the list of its steps."""
+"""`opsmith compile`: any ONNX model in, the same model with native custom ops out. `compile` is the list of its steps."""
 
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import hashlib
-from collections.abc import Callable
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from opsmith import machine, progress, store
+from opsmith.compile import keep
 from opsmith.compile.build import Compiler, build, find_compiler
+from opsmith.compile.choose import chooser
 from opsmith.compile.convert import Blob, replace_regions, save_converted, write_weights
 from opsmith.compile.emit import Source, emit_instances, emit_region, emit_registration
 from opsmith.compile.lower import Program, Target, lower_region
 from opsmith.compile.partition import Analysis, Region, analyse, make_regions, region_facts
 from opsmith.compile.plan import plan_memory
-from opsmith.compile.simplify import simplify
+from opsmith.compile.simplify import fix_dims, simplify
 from opsmith.compile.values import Unsupported
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.store import ModelLike, PathLike, Variant
@@ -35,7 +37,6 @@ class RegionResult:
     why: str = ""
     before_ms: float | None = None
     after_ms: float | None = None
-    error: float | None = None
 
 
 @dataclasses.dataclass
@@ -44,9 +45,9 @@ class CompileResult:
     regions: list[RegionResult]
     left: list[tuple[str, str, str]]  # op type, node, reason: what stayed with ORT
     nodes: int
-    seconds: dict[str, float]
     sources: list[Source] = dataclasses.field(default_factory=list)
-    verified: Any = None
+    verified: Any = None  # VerifyResult
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # where compile's own time went
 
 
 @dataclasses.dataclass
@@ -66,49 +67,125 @@ def compile(
     regions: str = "auto",
     search: int = 0,
     strict: bool = False,
+    shapes: Mapping[str, Sequence[int]] | None = None,
     verify: bool = True,
     compiler: str | None = None,
     emit_only: bool = False,
     dry_run: bool = False,
 ) -> CompileResult:
-    """Compile SRC into the variant folder DEST. See docs/compile.md for what the options mean."""
+    """Compile SRC into the variant folder DEST. docs/compile.md says what the options mean."""
+    options = {"regions": regions, "search": search, "strict": strict, **({"shapes": dict(shapes)} if shapes else {})}
     tool = None if emit_only or dry_run else find_compiler(compiler)
-    model = load(src)
-    total = len(list(model.graph))
-    rewrite(model)
-    cut = partition(model, regions, Target(lanes(), strict))
-    result = summarize(cut, total)
-    if dry_run:
+    slow: dict[str, str] = {}  # nodes of regions that were measured slower -> why; they stay with ORT in the next cut
+    dropped: list[RegionResult] = []
+    while True:
+        clock = Clock()
+        model = load(src, shapes)
+        total = len(list(model.graph))
+        rewrite(model)
+        clock.lap("rewrite")
+        cut = partition(model, regions, Target(lanes(), strict), slow)
+        clock.lap("lower")
+        result = summarize(cut, total, dropped, clock)
+        if dry_run:
+            return result
+        try:
+            with store.new_variant(dest, verb="compile", parent=_parent(src), options=options) as draft:
+                write(cut, src, draft, tool, result, clock, measure=regions == "auto", verify=verify, slow=slow)
+        except _Again as again:
+            dropped += again.losers
+            continue
+        result.variant = Variant(store.find_model(dest))
         return result
-    return write(
-        cut, src, dest, tool, result, verify=verify, options={"regions": regions, "search": search, "strict": strict}
-    )
 
 
-def load(src: ModelLike) -> ir.Model:
+def write(
+    cut: Cut,
+    src: ModelLike,
+    draft: store.Draft,
+    tool: Compiler | None,
+    result: CompileResult,
+    clock: Clock,
+    *,
+    measure: bool,
+    verify: bool,
+    slow: dict[str, str],
+) -> None:
+    """Pack, emit, build, convert, verify, measure. The variant appears only when all of it worked."""
+    data = draft.path.with_name(f"{draft.path.name}.data")
+    blobs = pack(cut, data)
+    clock.lap("pack")
+    result.sources, domain = emit(cut, blobs)
+    library = make_library(result.sources, domain, draft, tool) if cut.regions else None
+    clock.lap("build")
+    record(draft, cut, result, domain, library, tool)
+    parts = time_parts(cut, blobs, domain, data, src) if measure and tool and not whole(cut) else None
+    replace_regions(cut.model, cut.regions, blobs, domain, data)
+    save_converted(cut.model, draft.path, data)
+    _copy_test_data(src, draft)
+    if verify and tool:
+        result.verified = check(src, draft)
+        clock.lap("verify")
+    if measure and tool and cut.regions:
+        timings = parts if parts is not None else time_whole(src, draft)
+        clock.lap("measure")
+        if losers := apply_timings(result, timings, cut, slow):
+            raise _Again(losers)
+    record(draft, cut, result, domain, library, tool)
+
+
+class _Again(Exception):
+    """Some regions were slower than what they replace: cut the model again without them."""
+
+    def __init__(self, losers: list[RegionResult]) -> None:
+        super().__init__()
+        self.losers = losers
+
+
+class Clock:
+    """Seconds per step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = round(now - self._last, 3)
+        self._last = now
+
+
+# --- the steps ---
+
+
+def load(src: ModelLike, shapes: Mapping[str, Sequence[int]] | None = None) -> ir.Model:
     if isinstance(src, ir.Model):
         src = ir.to_proto(src)  # work on a copy: the caller's model stays as it is
-    return store.open_model(src)
+    model = store.open_model(src)
+    if shapes:
+        fix_dims(model, shapes)
+    return model
 
 
 def rewrite(model: ir.Model) -> None:
     """Simplify, then find the structure that exporters tore apart."""
+    from opsmith.rewrite import COMPILER_RULES, rewrite_model
+
     simplify(model)
-    try:
-        from opsmith.rewrite import COMPILER_RULES, rewrite_model
-    except ImportError:
-        return
     rewrite_model(model, level=2, only=COMPILER_RULES)
     simplify(model)
 
 
-def partition(model: ir.Model, wanted: str, target: Target) -> Cut:
-    """Cut the graph and lower each region. A node that turns out not to lower goes back to ORT, and the cut is made again."""
+def partition(model: ir.Model, wanted: str, target: Target, slow: Mapping[str, str] | None = None) -> Cut:
+    """Cut the graph and lower each region. A node that does not lower after all goes back to ORT, and the cut is made again."""
     opset = model.opset_imports.get("", 1)
     analysis = analyse(model.graph, opset)
-    choose = _chooser(wanted, model)
+    for node in model.graph:
+        if slow and node.name in slow:
+            analysis.reasons[node] = slow[node.name]
+    choose = chooser(wanted, model)
     while True:
-        found = [r for r in make_regions(model.graph, analysis, choose) if _worthwhile(r, analysis)]
+        found = [r for r in make_regions(model.graph, analysis, choose) if _runs_something(r, analysis)]
         programs: list[Program] = []
         for i, region in enumerate(found):
             region.name = f"region{i}"
@@ -124,40 +201,16 @@ def partition(model: ir.Model, wanted: str, target: Target) -> Cut:
         else:
             break
     if wanted == "whole":
-        _require_whole(found, analysis, model)
+        _require_whole(found, analysis)
     return Cut(model, analysis, found, programs)
 
 
-def _chooser(wanted: str, model: ir.Model) -> Callable[[ir.Node], bool]:
-    if wanted in ("auto", "all", "whole"):
-        return lambda node: True
-    patterns = [p.strip() for p in wanted.split(",") if p.strip()]
-    if not patterns:
-        raise OpsmithError("--regions is empty", "use auto, all, whole, or names of nodes or functions")
-
-    def choose(node: ir.Node) -> bool:
-        names = (node.name or "", node.op_type, f"{node.domain}::{node.op_type}")
-        return any(fnmatch.fnmatchcase(name, p) for name in names for p in patterns)
-
-    unknown = [p for p in patterns if not any(choose_one(n, p) for n in model.graph)]
-    if unknown:
-        raise OpsmithError(f"no node or function matches {unknown[0]!r}", "see `opsmith inspect` for the names")
-    return choose
-
-
-def choose_one(node: ir.Node, pattern: str) -> bool:
-    names = (node.name or "", node.op_type, f"{node.domain}::{node.op_type}")
-    return any(fnmatch.fnmatchcase(name, pattern) for name in names)
-
-
-def _worthwhile(region: Region, analysis: Analysis) -> bool:
+def _runs_something(region: Region, analysis: Analysis) -> bool:
     """A region that only does shape arithmetic has nothing to run."""
-    return bool(region.outputs) and any(
-        analysis.facts[v].elements is None and analysis.facts[v].constant is None for v in region.outputs
-    )
+    return any(analysis.facts[v].elements is None and analysis.facts[v].constant is None for v in region.outputs)
 
 
-def _require_whole(regions: list[Region], analysis: Analysis, model: ir.Model) -> None:
+def _require_whole(regions: list[Region], analysis: Analysis) -> None:
     if not analysis.reasons and len(regions) == 1:
         return
     reasons = [f"{n.op_type} {n.name}: {why}" for n, why in analysis.reasons.items()]
@@ -167,66 +220,17 @@ def _require_whole(regions: list[Region], analysis: Analysis, model: ir.Model) -
     raise OpsmithError(f"the whole graph cannot be one op: {'; '.join(reasons[:8])}{more}", "use --regions auto")
 
 
-def summarize(cut: Cut, total: int) -> CompileResult:
-    rows = [
-        RegionResult(r.name, [n.name or n.op_type for n in r.nodes], len(p.calls))
-        for r, p in zip(cut.regions, cut.programs)
-    ]
-    inside = {n for r in cut.regions for n in r.nodes}
-    left = [
-        (n.op_type, n.name or "", cut.analysis.reasons.get(n, "not chosen")) for n in cut.model.graph if n not in inside
-    ]
-    return CompileResult(None, rows, left, total, {})
+def whole(cut: Cut) -> bool:
+    return len(cut.regions) == 1 and not cut.analysis.reasons
 
 
-def write(
-    cut: Cut,
-    src: ModelLike,
-    dest: PathLike,
-    tool: Compiler | None,
-    result: CompileResult,
-    *,
-    verify: bool,
-    options: dict[str, Any],
-) -> CompileResult:
-    """Pack weights, emit, build, convert, verify; the variant appears only when all of it worked."""
-    parent = None if isinstance(src, ir.Model) else src
-    with store.new_variant(dest, verb="compile", parent=parent, options=options) as draft:
-        data = draft.path.with_name(f"{draft.path.name}.data")
-        with progress.task("packing weights", sum(len(p.weights) for p in cut.programs)) as step:
-            blobs = write_weights(cut.programs, data, step)
-        sources, domain = emit(cut, blobs)
-        result.sources = sources
-        digest = domain.rsplit(".", 1)[1]
-        library = draft.folder / f"lib{draft.path.stem}_{digest}.so"
-        folder = draft.folder / "src"
-        if tool is None:
-            folder.mkdir()
-            for source in sources:
-                (folder / source.name).write_text(source.text, encoding="utf-8")
-        else:
-            with progress.task("compiling kernels", sum(s.compiled for s in sources)) as step:
-                build(sources, folder, library, compiler=tool, on_step=step)
-        replace_regions(cut.model, cut.regions, blobs, domain, data)
-        save_converted(cut.model, draft.path, data)
-        draft.record["compiled"] = {
-            "library": library.name,
-            "domain": domain,
-            "cpu_features": sorted(machine.cpu_features()),
-            "compiler": tool.version if tool else None,
-            "regions": [dataclasses.asdict(r) for r in result.regions],
-            "left_to_ort": _count_reasons(result),
-            "algorithms": sorted({n for p in cut.programs for c in p.calls for n in c.notes}),
-        }
-        if parent is not None and isinstance(parent, (str, Path, Variant)):
-            store.copy_test_data(store.find_model(parent), draft.folder)
-        if verify and tool is not None:
-            result.verified = check(src, draft, result)
-    result.variant = Variant(store.find_model(dest))
-    return result
+def pack(cut: Cut, data: Path) -> list[Blob]:
+    with progress.task("packing weights", sum(len(p.weights) for p in cut.programs)) as step:
+        return write_weights(cut.programs, data, lambda _: step())
 
 
 def emit(cut: Cut, blobs: list[Blob]) -> tuple[list[Source], str]:
+    """All C++ of the library, and its custom-op domain: a hash of its content, so that two models can meet in one process."""
     instances = {i.name: i for p in cut.programs for i in p.instances.values()}
     headers = {h for p in cut.programs for h in p.instance_headers}
     sources = emit_instances(list(instances.values()), headers)
@@ -237,24 +241,108 @@ def emit(cut: Cut, blobs: list[Blob]) -> tuple[list[Source], str]:
     return sources, domain
 
 
-def check(src: ModelLike, draft: store.Draft, result: CompileResult) -> Any:
+def make_library(sources: list[Source], domain: str, draft: store.Draft, tool: Compiler | None) -> Path:
+    library = draft.folder / f"lib{draft.path.stem}_{domain.rsplit('.', 1)[1]}.so"
+    folder = draft.folder / "src"
+    if tool is None:
+        folder.mkdir()
+        for source in sources:
+            (folder / source.name).write_text(source.text, encoding="utf-8")
+        return library
+    with progress.task("compiling kernels", sum(s.compiled for s in sources)) as step:
+        return build(sources, folder, library, compiler=tool, on_step=lambda _: step())
+
+
+def check(src: ModelLike, draft: store.Draft) -> Any:
     """Against the unchanged model, on its test data and on fresh random inputs."""
     from opsmith.measure.verify import verify as verify_models
 
-    draft.write_record()
     outcome = verify_models(src, Variant(draft.path))
     if not outcome.ok:
         raise NotTheSame(f"the compiled model differs from its source: {'; '.join(outcome.problems[:3])}")
     return outcome
 
 
-def _count_reasons(result: CompileResult) -> dict[str, int]:
+# --- measuring ---
+
+
+def time_whole(src: ModelLike, draft: store.Draft) -> list[keep.Timing]:
+    with store.on_disk(src) as path, progress.task("measuring"):
+        return [keep.time_whole(path, draft.path)]
+
+
+def time_parts(cut: Cut, blobs: list[Blob], domain: str, data: Path, src: ModelLike) -> list[keep.Timing]:
+    with store.on_disk(src) as path, progress.task("measuring regions"):
+        return keep.time_parts(cut.model, cut.regions, blobs, domain, data, path)
+
+
+def apply_timings(
+    result: CompileResult, timings: Sequence[keep.Timing], cut: Cut, slow: dict[str, str]
+) -> list[RegionResult]:
+    """Write the times into the table; the regions that lost come back, and their nodes are marked for the next cut."""
+    losers = []
+    rows = [r for r in result.regions if r.kept]
+    for row, timing, region in zip(rows, timings, cut.regions):
+        row.before_ms, row.after_ms = timing.before * 1e3, timing.after * 1e3
+        if timing.slower:
+            row.kept, row.why = False, "slower than ONNX Runtime"
+            slow.update(
+                {n.name or "": f"measured slower ({row.after_ms:.2f} ms for {row.before_ms:.2f})" for n in region.nodes}
+            )
+            losers.append(row)
+    return losers
+
+
+# --- what is told about it ---
+
+
+def summarize(cut: Cut, total: int, dropped: list[RegionResult], clock: Clock) -> CompileResult:
+    rows = [
+        RegionResult(r.name, [n.name or n.op_type for n in r.nodes], len(p.calls))
+        for r, p in zip(cut.regions, cut.programs)
+    ]
+    inside = {n for r in cut.regions for n in r.nodes}
+    reasons = cut.analysis.reasons
+    left = [(n.op_type, n.name or "", reasons.get(n, "not chosen")) for n in cut.model.graph if n not in inside]
+    return CompileResult(None, [*rows, *dropped], left, total, seconds=clock.seconds)
+
+
+def record(
+    draft: store.Draft, cut: Cut, result: CompileResult, domain: str, library: Path | None, tool: Compiler | None
+) -> None:
+    """Provenance: what was compiled, for which CPU, with which algorithms, and how exact it was measured to be.
+
+    It is written at once, because sessions on the draft find their library through it.
+    """
     counts: dict[str, int] = {}
     for op, _, reason in result.left:
         counts[f"{op}: {reason}"] = counts.get(f"{op}: {reason}", 0) + 1
-    return counts
+    notes = [n for p in cut.programs for c in p.calls for n in c.notes]
+    draft.record["compiled"] = {
+        "library": library.name if library else None,
+        "domain": domain,
+        "cpu_features": sorted(machine.cpu_features()),
+        "compiler": f"{tool.name} {tool.version}" if tool else None,
+        "regions": [{**dataclasses.asdict(r), "nodes": len(r.nodes)} for r in result.regions],
+        "left_to_ort": counts,
+        "algorithms": {n: notes.count(n) for n in sorted(set(notes))},
+        "seconds": result.seconds,
+    }
+    if result.verified is not None:
+        worst = result.verified.worst
+        draft.record["verified"] = {o.name: {"max_abs": o.max_abs, "max_rel": o.max_rel} for o in worst}
+    draft.write_record()
 
 
 def lanes() -> int:
     features = machine.cpu_features()
     return 16 if "avx512f" in features else 8 if "avx" in features else 4
+
+
+def _parent(src: ModelLike) -> ModelLike | None:
+    return None if isinstance(src, ir.Model) else src
+
+
+def _copy_test_data(src: ModelLike, draft: store.Draft) -> None:
+    if isinstance(src, (str, Path, Variant)):
+        store.copy_test_data(store.find_model(src), draft.folder)

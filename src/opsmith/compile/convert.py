@@ -75,26 +75,29 @@ def sample_checksum(path: Path, offset: int, count: int) -> int:
     return value
 
 
+def region_node(
+    region: Region, blob: Blob, domain: str, data: Path, inputs: Sequence[ir.Value]
+) -> tuple[ir.Node, ir.Value | None]:
+    """The custom-op node of a region, and its packed weights as an initializer in the data file."""
+    weights = None
+    if blob.bytes:
+        name, shape = f"{region.name}.weights", ir.Shape([blob.bytes])
+        tensor = ir.ExternalTensor(
+            data.name, blob.offset, blob.bytes, ir.DataType.UINT8, shape=shape, name=name, base_dir=data.parent
+        )
+        weights = ir.Value(name=name, type=ir.TensorType(ir.DataType.UINT8), shape=shape, const_value=tensor)
+    operands = [*inputs, *([weights] if weights is not None else [])]
+    return ir.Node(domain, region.name, operands, num_outputs=len(region.outputs), name=region.name), weights
+
+
 def replace_regions(model: ir.Model, regions: Sequence[Region], blobs: Sequence[Blob], domain: str, data: Path) -> None:
     """Each region's nodes become one node `domain::region<i>`; names, types and shapes of all values stay."""
     graph = model.graph
     replaced: dict[ir.Value, ir.Value] = {}
     for region, blob in zip(regions, blobs):
-        inputs: list[ir.Value | None] = [replaced.get(v, v) for v in region.inputs]
-        if blob.bytes:
-            tensor = ir.ExternalTensor(
-                data.name, blob.offset, blob.bytes, ir.DataType.UINT8,
-                shape=ir.Shape([blob.bytes]), name=f"{region.name}.weights", base_dir=data.parent,
-            )  # fmt: skip
-            weights = ir.Value(
-                name=f"{region.name}.weights",
-                type=ir.TensorType(ir.DataType.UINT8),
-                shape=tensor.shape,
-                const_value=tensor,
-            )
+        node, weights = region_node(region, blob, domain, data, [replaced.get(v, v) for v in region.inputs])
+        if weights is not None:
             graph.register_initializer(weights)
-            inputs.append(weights)
-        node = ir.Node(domain, region.name, inputs, num_outputs=len(region.outputs), name=region.name)
         graph.insert_before(region.nodes[0], node)
         for old, new in zip(region.outputs, node.outputs):
             name, new.type, new.shape = old.name, old.type, old.shape

@@ -8,6 +8,7 @@ dead code goes last.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
@@ -49,3 +50,32 @@ def name_nodes(graph: ir.Graph) -> None:
             unique, k = f"{name}_{k}", k + 1
         taken.add(unique)
         node.name = unique
+
+
+def fix_dims(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> None:
+    """`--shape name=1x4x64x64`: the input gets these dims, and their symbols these values wherever they occur."""
+    values: dict[str, int] = {}
+    by_name = {v.name: v for v in model.graph.inputs}
+    for name, dims in shapes.items():
+        if name not in by_name:
+            raise OpsmithError(
+                f"--shape names the input {name!r}, which the model does not have",
+                f"it has {', '.join(map(str, by_name))}",
+            )
+        shape = by_name[name].shape
+        if shape is None or len(shape) != len(dims):
+            raise OpsmithError(f"--shape {name}: {len(dims)} dims given, the model has {shape}")
+        for have, want in zip(shape, dims):
+            if isinstance(have, int) and have != want:
+                raise OpsmithError(f"--shape {name}: the model fixes a dim at {have}, not {want}")
+            if (
+                isinstance(have, ir.SymbolicDim)
+                and have.value is not None
+                and values.setdefault(str(have.value), want) != want
+            ):
+                raise OpsmithError(f"--shape gives {have.value} two values, {values[str(have.value)]} and {want}")
+        by_name[name].shape = ir.Shape(dims)
+    for value in model.graph.inputs:
+        if value.shape is not None:
+            known = [values.get(str(d.value), d) if isinstance(d, ir.SymbolicDim) else d for d in value.shape]
+            value.shape = ir.Shape(known)
