@@ -1,4 +1,6 @@
 // The kernels under C names, so that test_pack.py can hand them what compile/pack.py packed.
+#include "conv_transpose.hpp"
+#include "depthwise.hpp"
 #include "winograd.hpp"
 
 using namespace opsmith;
@@ -24,5 +26,13 @@ i64 winograd_workspace_bytes(const ConvShape* s, i64 tile) {
 void winograd_f32(const ConvShape* s, i64 tile, const float* x, const float* transformed, float* y, void* workspace) {
   if (tile == 4) return conv2d_winograd4(serial, *s, x, transformed, y, workspace, plain);
   conv2d_winograd2(serial, *s, x, transformed, y, workspace, plain);
+}
+
+void depthwise_f32(const ConvShape* s, const float* x, const float* weights, float* y) {
+  conv2d_depthwise(serial, *s, x, weights, y, nullptr, plain);
+}
+
+void transposed_f32(const ConvShape* s, const float* x, const float* packed, float* y, void* workspace) {
+  conv2d_transposed(serial, *s, x, packed, y, workspace, plain);
 }
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opsmith.compile.pack import pack_conv2d, pack_gemm, pack_winograd
+from opsmith.compile.pack import pack_conv2d, pack_conv_transposed, pack_depthwise, pack_gemm, pack_winograd
 from opsmith.errors import OpsmithError
 
 HERE = Path(__file__).parent
@@ -100,6 +100,39 @@ def test_transformed_winograd_weight_gives_the_convolution(library: ctypes.CDLL,
     transformed = pack_winograd(w, tile, library.lanes())
     _call(library.winograd_f32, shape, tile, x, transformed, y, np.empty(size + 64, np.uint8))
     np.testing.assert_allclose(y, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+def test_packed_depthwise_weight_gives_the_convolution(library: ctypes.CDLL) -> None:
+    rng = np.random.default_rng(7)
+    x, w = rng.standard_normal((2, 8, 7, 21), np.float32), rng.standard_normal((21, 1, 3, 2), np.float32)
+    want, shape = _conv(x, w, stride=2, pad=1, groups=21), _conv_shape(x, w, stride=2, pad=1, groups=21)
+    y = np.full(want.shape, np.nan, np.float32)
+    _call(library.depthwise_f32, shape, x, pack_depthwise(w), y)
+    np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("stride", "dilation", "groups"), [(1, 1, 1), (2, 1, 2), (3, 2, 1), (2, 2, 2)])
+def test_packed_transposed_weight_gives_the_transposed_convolution(
+    library: ctypes.CDLL, stride: int, dilation: int, groups: int
+) -> None:
+    rng = np.random.default_rng(stride)
+    n, h, wd, c, o, kh, kw, pad = 2, 4, 5, 6, 14, 3, 4, 1
+    x, w = rng.standard_normal((n, h, wd, c), np.float32), rng.standard_normal((c, o // groups, kh, kw), np.float32)
+    oh, ow = ((size - 1) * stride + dilation * (k - 1) + 1 for size, k in ((h, kh), (wd, kw)))
+    full = np.zeros((n, oh, ow, o))
+    for g in range(groups):  # the definition: every input pixel adds its kernel to the output
+        into, out = slice(g * c // groups, (g + 1) * c // groups), slice(g * o // groups, (g + 1) * o // groups)
+        for i in range(kh):
+            for j in range(kw):
+                top, left = i * dilation, j * dilation
+                rows, columns = slice(top, top + h * stride, stride), slice(left, left + wd * stride, stride)
+                full[:, rows, columns, out] += x[..., into].astype(np.float64) @ w[into, :, i, j]
+    want = full[:, pad:-pad, pad:-pad]
+    fields = [n, h, wd, c, oh - 2 * pad, ow - 2 * pad, o, kh, kw, stride, stride, pad, pad, dilation, dilation, groups]
+    y, workspace = np.full(want.shape, np.nan, np.float32), np.empty(4096, np.float32)
+    packed = pack_conv_transposed(w, groups, (stride, stride), (dilation, dilation), library.lanes())
+    _call(library.transposed_f32, np.array([*fields, 0, 0, 1], np.int64), x, packed, y, workspace)
+    np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
 
 
 def test_a_weight_of_the_wrong_rank_is_refused() -> None:

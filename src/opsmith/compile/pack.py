@@ -73,3 +73,28 @@ def pack_winograd(w: Array, tile: int, lanes: int) -> Array:
         target = packed[size * c * start : size * c * (start + columns)].reshape(size, c, columns)
         target[:, :, : len(part)] = u
     return packed
+
+
+def pack_depthwise(w: Array) -> Array:
+    """Conv weight [C, 1, KH, KW] of a depthwise convolution -> [KH, KW, C]; flat. depthwise.hpp."""
+    return np.ascontiguousarray(w[:, 0].transpose(1, 2, 0)).reshape(-1)
+
+
+def pack_conv_transposed(
+    w: Array, groups: int, strides: tuple[int, int], dilations: tuple[int, int], lanes: int
+) -> Array:
+    """ConvTranspose weight [C, O/groups, KH, KW] -> per group, per phase a packed B of its taps. conv_transpose.hpp.
+
+    The phases are (row, column) with row < strides[0], column < strides[1]; a kernel position belongs to the phase
+    (position * dilation) mod stride.
+    """
+    c, per_group, kh, kw = w.shape
+    (sh, sw), (dh, dw) = strides, dilations
+    parts = []
+    for g in w.reshape(groups, c // groups, per_group, kh, kw).transpose(0, 3, 4, 1, 2):  # [KH, KW, C/G, O/G]
+        for row in range(sh):
+            for column in range(sw):
+                rows = [k for k in range(kh) if k * dh % sh == row]
+                columns = [k for k in range(kw) if k * dw % sw == column]
+                parts.append(pack_gemm(g[rows][:, columns].reshape(-1, per_group), lanes))
+    return np.concatenate(parts)
