@@ -79,7 +79,7 @@ VOCABULARY = 514  # bytes, bytes that end a word, start and end
 
 
 def tiny_source(name: str) -> Path:
-    """A tiny model as Hugging Face would store it; `name` is one of TINY, or stable-diffusion / -inpainting."""
+    """A tiny model as Hugging Face would store it: one of TINY, stable-diffusion, and that with -2 or -inpainting."""
     return _once(f"source/tiny-{name}", functools.partial(_write_source, name))
 
 
@@ -203,13 +203,14 @@ def _clipseg(folder: Path) -> None:
     )
     _lively(CLIPSegForImageSegmentation(config), 1.0).save_pretrained(folder)
     _clip_tokenizer(folder)
-    _write_json(folder / "preprocessor_config.json", _preprocessor(32, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    _write_json(folder / "preprocessor_config.json", _preprocessor(48, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
 
 
-def _stable_diffusion(folder: Path, channels: int = 4) -> None:
+def _stable_diffusion(folder: Path, channels: int = 4, **unet_options: object) -> None:
     from diffusers import AutoencoderKL, PNDMScheduler, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel
 
+    defaults = {"attention_head_dim": 4}
     unet = UNet2DConditionModel(
         sample_size=16,
         in_channels=channels,
@@ -219,8 +220,8 @@ def _stable_diffusion(folder: Path, channels: int = 4) -> None:
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
         cross_attention_dim=64,
-        attention_head_dim=4,
         norm_num_groups=8,
+        **(defaults | unet_options),
     )
     vae = AutoencoderKL(
         sample_size=32,
@@ -265,6 +266,9 @@ _WRITERS: dict[str, Callable[[Path], None]] = {
     "clip": _clip,
     "clipseg": _clipseg,
     "stable-diffusion": _stable_diffusion,
+    "stable-diffusion-2": functools.partial(
+        _stable_diffusion, attention_head_dim=[2, 4], use_linear_projection=True, upcast_attention=True
+    ),
     "stable-diffusion-inpainting": functools.partial(_stable_diffusion, channels=9),
 }
 

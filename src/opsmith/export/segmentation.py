@@ -1,6 +1,8 @@
 """CLIPSeg: a picture and a phrase -> a mask.
 
-pixel_values [B,3,H,W] (H, W of the config), input_ids, attention_mask [B,S] -> logits [B,H,W]
+pixel_values [B,3,H,W], input_ids, attention_mask [B,S] -> logits [B,H,W]
+
+H and W are what the preprocessor makes; CLIPSeg stretches its position embeddings from the size it was built for.
 """
 
 from __future__ import annotations
@@ -25,17 +27,25 @@ def plan(source: sources.Source) -> Plan:
     return Plan([Part("", lambda: _load(source), source.config())], copies)
 
 
+def _image_size(source: sources.Source) -> tuple[int, int]:
+    size = source.config("preprocessor_config.json").get("size") if source.present("preprocessor_config.json") else None
+    if isinstance(size, dict) and {"height", "width"} <= size.keys():
+        return int(size["height"]), int(size["width"])
+    side = size if isinstance(size, int) else source.config()["vision_config"]["image_size"]
+    return int(side), int(side)
+
+
 def _load(source: sources.Source) -> Graph:
     from transformers import CLIPSegForImageSegmentation
 
     model = sources.load_transformers(source, CLIPSegForImageSegmentation)
-    vision, text = model.config.vision_config, model.config.text_config
+    text, (height, width) = model.config.text_config, _image_size(source)
 
     def example(sizes: Sizes, random: torch.Generator) -> Sequence[torch.Tensor]:
         import torch
 
         batch, sequence = sizes["batch"], sizes["sequence"]
-        pixels = torch.randn(batch, 3, vision.image_size, vision.image_size, generator=random)
+        pixels = torch.randn(batch, 3, height, width, generator=random)
         end = text.eos_token_id if text.eos_token_id != 2 else text.vocab_size - 1
         ids = torch.randint(3, min(text.vocab_size, end) - 1, (batch, sequence), generator=random)
         ids[:, -1] = end

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import re
 import tempfile
@@ -92,7 +91,6 @@ class Source:
         raise OpsmithError(f"{where} has no safetensors weights", "--random-weights builds the model from its config")
 
 
-@functools.lru_cache(maxsize=32)
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

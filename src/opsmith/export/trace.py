@@ -10,11 +10,10 @@ import contextlib
 import ctypes
 import gc
 import logging
-import re
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ import onnx_ir as ir
 from opsmith import session, store
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.export.graph import Graph, Sizes
+from opsmith.export.tidy import identifier, tidy
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ def write(
         with tempfile.TemporaryDirectory(prefix="exporter.", dir=draft.folder) as scratch:
             step("exporting", advance=0)
             model = _run_exporter(exporter, graph, seed, Path(scratch))
-            _tidy(model, graph, cases[0][1] | cases[0][2])
+            tidy(model, graph, cases[0][1] | cases[0][2])
             clock("export")
             step("writing", advance=0)
             store.save_model(model, draft.path)
@@ -135,7 +135,7 @@ def _dynamo(graph: Graph, inputs: tuple[torch.Tensor, ...], scratch: Path) -> ir
         dynamo=True,
         input_names=list(graph.inputs),
         output_names=list(graph.outputs),
-        dynamic_shapes={"inputs": tuple({a: _identifier(n) for a, n in d.items()} for d in graph.inputs.values())},
+        dynamic_shapes={"inputs": tuple({a: identifier(n) for a, n in d.items()} for d in graph.inputs.values())},
         verbose=False,
     )
     assert program is not None
@@ -153,7 +153,7 @@ def _torchscript(graph: Graph, inputs: tuple[torch.Tensor, ...], scratch: Path) 
         dynamo=False,
         input_names=list(graph.inputs),
         output_names=list(graph.outputs),
-        dynamic_axes={name: {a: _identifier(n) for a, n in d.items()} for name, d in graph.inputs.items() if d},
+        dynamic_axes={name: {a: identifier(n) for a, n in d.items()} for name, d in graph.inputs.items() if d},
         opset_version=18,
         verbose=False,
     )
@@ -164,34 +164,6 @@ _EXPORT: dict[str, Callable[[Graph, tuple[torch.Tensor, ...], Path], ir.Model]] 
     "dynamo": _dynamo,
     "torchscript": _torchscript,
 }
-
-
-def _identifier(dim: str) -> str:
-    """Exporters take identifiers only: `past + sequence` -> `past_sequence`, renamed back in `_tidy`."""
-    return re.sub(r"\W+", "_", dim)
-
-
-def _tidy(model: ir.Model, graph: Graph, arrays: Arrays) -> None:
-    """Dims under the names that the family gave them, and no paths of this machine in the file."""
-
-    for graph_or_function in (model.graph, *(f.graph for f in model.functions.values())):
-        for node in graph_or_function.all_nodes():
-            node.metadata_props.clear()  # stack traces with this machine's paths
-            node.doc_string = None
-    model.metadata_props.clear()
-    model.graph.metadata_props.clear()
-    model.graph.doc_string = model.doc_string = None
-    for values, dims in ((model.graph.inputs, graph.inputs), (model.graph.outputs, graph.outputs)):
-        for value in values:
-            _name_dims(value, dims[value.name or ""], arrays[value.name or ""].shape)
-
-
-def _name_dims(value: ir.Value, names: Mapping[int, str], shape: Sequence[int]) -> None:
-    """Dynamic dims by name, all others with the size they always have, which torchscript forgets."""
-    for axis, dim in enumerate(value.shape or ()):
-        if isinstance(dim, int) and axis in names:
-            raise OpsmithError(f"the exporter made dim {axis} ({names[axis]}) of {value.name} a constant")
-    value.shape = ir.Shape([names.get(axis, size) for axis, size in enumerate(shape)])
 
 
 # --- verification ----------------------------------------------------------------------------------------
