@@ -153,7 +153,7 @@ def _bytes(buffer: Buffer) -> str:
     """C++ bytes of a buffer, in 128-bit arithmetic."""
     terms = []
     for monomial, coefficient in buffer.elements.terms.items():
-        factors = [f"__int128({coefficient * buffer.dtype.itemsize})", *monomial]
+        factors = [f"__int128({int(coefficient * buffer.dtype.itemsize)})", *monomial]
         terms.append(" * ".join(factors))
     return f"slot_bytes({' + '.join(terms) or '0'})"
 

@@ -34,6 +34,7 @@ def simplify(model: ir.Model) -> None:
             passes.CommonSubexpressionEliminationPass(),
             passes.RemoveUnusedNodesPass(),
             passes.RemoveUnusedFunctionsPass(),
+            passes.ShapeInferencePass(),  # ranks and types behind nodes that stay with ORT
         )(model)
     except Exception as error:
         raise OpsmithError(f"the graph could not be simplified: {' '.join(str(error).split())[:300]}") from error

@@ -59,7 +59,7 @@ def _lower_attention(node: Node, out: Lowering) -> None:
     value = node.ir.outputs[0]
     facts = out.facts[value]
     # (B, S, H, E) in memory: the transpose and reshape that follow are then views.
-    target = out.result(value, (0, 2, 1, 3))
+    target = out.result(value, None if out.is_output(value) else (0, 2, 1, 3))
     causal = node.ir.op_type == "CausalAttention"
     mask_type, mask_text, reads = "NoMask", "NoMask{}", [q, k, v]
     if node.ir.op_type in ("AttentionBias", "AttentionMask"):
@@ -135,7 +135,8 @@ def _rotary(node: Node) -> list[Abstract]:
 def _lower_rotary(node: Node, out: Lowering) -> None:
     x = _unit_inner(out.tensor(node.ir.inputs[0]), out)
     cos, sin = (_unit_last(as_float(out.tensor(v), out), out) for v in node.ir.inputs[1:3])
-    target = out.result(node.ir.outputs[0], (0, 2, 1, 3))
+    value = node.ir.outputs[0]
+    target = out.result(value, None if out.is_output(value) else (0, 2, 1, 3))
     batch, heads, rows, size = x.dims
     interleaved = node.ir.op_type == "RotaryInterleaved"
     tx, to = CPP[x.dtype], CPP[target.dtype]

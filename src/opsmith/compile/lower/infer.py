@@ -14,10 +14,10 @@ from opsmith.compile.values import CPP, Abstract, Unsupported
 def infer_node(node: ir.Node, facts: dict[ir.Value, Abstract], opset: int) -> Node:
     """Facts about one node's outputs, added to `facts`; Unsupported says why ORT keeps it."""
     found = key_of(node)
-    if found not in INFER:
-        raise Unsupported(f"no kernel for {node.op_type}" + (f" of domain {node.domain}" if node.domain else ""))
     if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
         raise Unsupported("control flow stays with ONNX Runtime")
+    if found not in INFER:
+        raise Unsupported(f"no kernel for {node.op_type}" + (f" of domain {node.domain}" if node.domain else ""))
     inputs: list[Abstract | None] = []
     for value in node.inputs:
         if value is None:

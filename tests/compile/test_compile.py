@@ -1,0 +1,203 @@
+"""What a user relies on: the compiled model is a drop-in, refuses what it must, and fails with a clear line."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import opsmith
+import pytest
+from small import MLP, graph
+from opsmith.errors import OpsmithError
+
+
+@pytest.fixture(scope="module")
+def mlp(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mlp")
+    onnx.save(MLP, folder / "mlp.onnx")
+    result = opsmith.compile(folder / "mlp.onnx", folder / "models" / "compiled", regions="whole")
+    return folder / "mlp.onnx", result
+
+
+def run(model, feed):
+    return opsmith.load(model).run(None, feed)
+
+
+def test_the_whole_graph_is_one_op_with_the_same_signature(mlp):
+    source, result = mlp
+    model = onnx.load(result.variant.path, load_external_data=False)
+    assert [n.op_type for n in model.graph.node] == ["region0"]
+    before, after = ort.InferenceSession(source), opsmith.load(result.variant)
+    for side in ("get_inputs", "get_outputs"):
+        old, new = getattr(before, side)(), getattr(after, side)()
+        assert [(v.name, v.type, v.shape) for v in new] == [(v.name, v.type, v.shape) for v in old]
+
+
+@pytest.mark.parametrize("batch, seq", [(1, 1), (2, 7), (5, 64), (0, 3), (2, 0)])
+def test_one_library_serves_every_shape(mlp, batch, seq):
+    source, result = mlp
+    x = np.random.default_rng(0).normal(size=(batch, seq, 8)).astype(np.float32)
+    np.testing.assert_allclose(run(result.variant, {"x": x})[0], run(source, {"x": x})[0], rtol=1e-5, atol=1e-6)
+
+
+def test_concurrent_runs_of_one_session_agree(mlp):
+    source, result = mlp
+    session = opsmith.load(result.variant)
+    feeds = [np.random.default_rng(i).normal(size=(i % 4 + 1, 33, 8)).astype(np.float32) for i in range(24)]
+    wanted = [run(source, {"x": x})[0] for x in feeds]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for got, want in zip(pool.map(lambda x: session.run(None, {"x": x})[0], feeds), wanted):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_two_compiled_models_live_in_one_session(mlp, tmp_path):
+    _, first = mlp
+    other = graph("g (float[n] x) => (float[n] y) { a = Exp(x)  y = Add(a, x) }")
+    second = opsmith.compile(other, tmp_path / "m" / "compiled", regions="whole")
+    options = ort.SessionOptions()
+    for result in (first, second):
+        record = result.variant.record["compiled"]
+        options.register_custom_ops_library(str(result.variant.folder / record["library"]))
+    x = np.linspace(-1, 1, 9, dtype=np.float32)
+    got = ort.InferenceSession(second.variant.path, options).run(None, {"x": x})[0]
+    np.testing.assert_allclose(got, np.exp(x) + x, rtol=1e-6)
+    assert ort.InferenceSession(first.variant.path, options).get_inputs()[0].name == "x"
+
+
+def test_it_runs_where_opsmith_is_not_installed(mlp):
+    _, result = mlp
+    library = result.variant.folder / result.variant.record["compiled"]["library"]
+    script = (
+        "import sys; sys.modules['opsmith'] = None\n"
+        "import numpy as np, onnxruntime as ort\n"
+        "options = ort.SessionOptions()\n"
+        f"options.register_custom_ops_library({str(library)!r})\n"
+        f"session = ort.InferenceSession({str(result.variant.path)!r}, options)\n"
+        "print(session.run(None, {'x': np.ones((1, 2, 8), np.float32)})[0].shape)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "(1, 2, 4)"
+
+
+def test_a_changed_weights_file_is_refused(mlp, tmp_path):
+    _, result = mlp
+    copy = tmp_path / "m" / "copy"
+    copy.mkdir(parents=True)
+    for file in result.variant.folder.iterdir():
+        if file.is_file():
+            (copy / file.name).write_bytes(file.read_bytes())
+    (data,) = copy.glob("*.data")
+    content = bytearray(data.read_bytes())
+    content[0] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(OpsmithError, match="changed after compilation"):
+        opsmith.load(copy)
+
+
+def test_a_library_for_another_cpu_is_refused(mlp, tmp_path):
+    _, result = mlp
+    copy = tmp_path / "m" / "copy"
+    copy.mkdir(parents=True)
+    for file in result.variant.folder.iterdir():
+        if file.is_file():
+            (copy / file.name).write_bytes(file.read_bytes())
+    record = json.loads((copy / "opsmith.json").read_text())
+    record["compiled"]["cpu_features"].append("warp9")
+    (copy / "opsmith.json").write_text(json.dumps(record))
+    with pytest.raises(OpsmithError, match="warp9, which this CPU lacks"):
+        opsmith.load(copy)
+
+
+def test_an_error_inside_a_region_names_it_and_the_node(tmp_path):
+    model = graph(
+        "g (float[rows, 4] table, int64[n] at) => (float[n, 4] y) { picked = Gather(table, at)  y = Neg(picked) }"
+    )
+    result = opsmith.compile(model, tmp_path / "m" / "c", regions="whole")
+    session = opsmith.load(result.variant)
+    table = np.arange(12, dtype=np.float32).reshape(3, 4)
+    np.testing.assert_array_equal(session.run(None, {"table": table, "at": np.array([2, -3])})[0], -table[[2, 0]])
+    with pytest.raises(Exception, match=r"region0.*Gather.*index is out of range"):
+        session.run(None, {"table": table, "at": np.array([0, 3])})
+
+
+def test_inconsistent_sizes_are_an_error_not_a_crash(tmp_path):
+    model = graph("g (float[a, 4] x, float[a, 4] y) => (float[a, 4] z) { z = Add(x, y) }")
+    result = opsmith.compile(model, tmp_path / "m" / "c", regions="whole")
+    with pytest.raises(Exception, match="size of axis 0 is 3, expected 2"):
+        opsmith.load(result.variant).run(None, {"x": np.ones((2, 4), np.float32), "y": np.ones((3, 4), np.float32)})
+
+
+def test_masks_and_dynamic_broadcasts_are_kept(tmp_path):
+    text = """g (float[a, b] x, float[c, b] y, bool[a, b] m) => (float[a, b] z) { s = Add(x, y)  z = Where(m, s, x) }"""
+    result = opsmith.compile(graph(text), tmp_path / "m" / "c", regions="whole", verify=False)
+    session, rng = opsmith.load(result.variant), np.random.default_rng(0)
+    for rows in (1, 5):
+        x, y = (rng.normal(size=(n, 6)).astype(np.float32) for n in (5, rows))
+        m = rng.random((5, 6)) > 0.5
+        np.testing.assert_allclose(session.run(None, {"x": x, "y": y, "m": m})[0], np.where(m, x + y, x), rtol=1e-6)
+    with pytest.raises(Exception, match="do not broadcast"):
+        session.run(None, {"x": x, "y": y[:2], "m": m})
+
+
+def test_control_flow_stays_with_ort_and_whole_says_so(tmp_path):
+    text = """g (float[n] x, bool c) => (float[n] y) {
+      e = Exp(x)
+      i = If(c) <then_branch = t () => (float[n] o1) { o1 = Neg(e) }, else_branch = f () => (float[n] o2) { o2 = Identity(e) }>
+      y = Add(i, x) }"""
+    with pytest.raises(OpsmithError, match="cannot be one op: If.*control flow"):
+        opsmith.compile(graph(text), tmp_path / "m" / "w", regions="whole")
+    assert not (tmp_path / "m").exists()
+    result = opsmith.compile(graph(text), tmp_path / "m" / "c", regions="all")
+    assert [op for op, _, _ in result.left] == ["If"]
+    x = np.linspace(-1, 1, 5, dtype=np.float32)
+    session = opsmith.load(result.variant)
+    np.testing.assert_allclose(session.run(None, {"x": x, "c": np.array(True)})[0], x - np.exp(x), rtol=1e-6)
+
+
+def test_chosen_nodes_only(tmp_path):
+    model = graph("g (float[n] x) => (float[n] y) { a = Exp(x)  b = Neg(a)  y = Tanh(b) }")
+    result = opsmith.compile(model, tmp_path / "m" / "c", regions="Exp,Neg")
+    assert [op for op, _, why in result.left if why == "not chosen"] == ["Tanh"]
+    with pytest.raises(OpsmithError, match="no node or function matches 'Foo'"):
+        opsmith.compile(model, tmp_path / "m" / "d", regions="Foo")
+
+
+def test_a_fixed_shape_is_taken_over(tmp_path):
+    result = opsmith.compile(MLP, tmp_path / "m" / "c", regions="whole", shapes={"x": (2, 3, 8)})
+    assert opsmith.load(result.variant).get_inputs()[0].shape == [2, 3, 8]
+    with pytest.raises(OpsmithError, match="'z', which the model does not have"):
+        opsmith.compile(MLP, tmp_path / "m" / "d", shapes={"z": (1,)})
+
+
+def test_a_dry_run_writes_nothing_and_emit_only_builds_nothing(tmp_path):
+    planned = opsmith.compile(MLP, tmp_path / "m" / "c", dry_run=True)
+    assert planned.variant is None and planned.regions[0].calls == 2 and not (tmp_path / "m").exists()
+    emitted = opsmith.compile(MLP, tmp_path / "m" / "c", emit_only=True)
+    assert (emitted.variant.folder / "src" / "region0.cpp").exists()
+    assert not list(emitted.variant.folder.glob("*.so"))
+
+
+def test_a_failed_verification_leaves_nothing(tmp_path, monkeypatch):
+    from opsmith.compile.lower import elementwise
+
+    monkeypatch.setitem(elementwise.SPECS, ("", "Neg"), elementwise.Spec(lambda node, x: x[0], kinds="fd"))
+    with pytest.raises(opsmith.NotTheSame):
+        opsmith.compile(graph("g (float[n] x) => (float[n] y) { y = Neg(x) }"), tmp_path / "m" / "c", regions="all")
+    assert not (tmp_path / "m").exists()
+
+
+def test_strict_mode_uses_no_winograd(tmp_path):
+    w = onnx.numpy_helper.from_array(np.random.default_rng(0).normal(size=(16, 16, 3, 3)).astype(np.float32), "w")
+    model = graph(
+        "g (float[1, 16, height, width] x) => (float[1, 16, height, width] y) { y = Conv<pads=[1,1,1,1]>(x, w) }"
+    )
+    model.graph.initializer.append(w)
+    fast = opsmith.compile(model, tmp_path / "m" / "fast", regions="whole")
+    strict = opsmith.compile(model, tmp_path / "m" / "strict", regions="whole", strict=True)
+    assert fast.variant.record["compiled"]["algorithms"] == {"winograd F(4x4,3x3)": 1}
+    assert strict.variant.record["compiled"]["algorithms"] == {}
