@@ -10,9 +10,10 @@ import sys
 import numpy as np
 import onnx
 import onnxruntime as ort
-import opsmith
 import pytest
 from small import MLP, graph
+
+import opsmith
 from opsmith.errors import OpsmithError
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opsmith.compile.dims import atom, broadcast, contiguous, dim, estimate, exact_div, floor_div
 
 B, P, S = atom("batch"), atom("past"), atom("seq")

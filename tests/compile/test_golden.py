@@ -9,10 +9,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from small import MLP, graph
+
 from opsmith.compile import emit, load, partition, rewrite
 from opsmith.compile.convert import Blob
 from opsmith.compile.lower import Target
-from small import MLP, graph
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import models
 import numpy as np
 import onnx
-import opsmith
 import pytest
+
+import opsmith
 
 CASES = [
     ("bert", ""),
