@@ -1,6 +1,7 @@
 // The kernels under C names, so that test_pack.py can hand them what compile/pack.py packed.
 #include "conv_transpose.hpp"
 #include "depthwise.hpp"
+#include "quant.hpp"
 #include "winograd.hpp"
 
 using namespace opsmith;
@@ -34,5 +35,14 @@ void depthwise_f32(const ConvShape* s, const float* x, const float* weights, flo
 
 void transposed_f32(const ConvShape* s, const float* x, const float* packed, float* y, void* workspace) {
   conv2d_transposed(serial, *s, x, packed, y, workspace, plain);
+}
+
+void quantized(i64 bits, i64 half_scales, i64 zeros, i64 M, i64 N, i64 K, i64 block, const float* a, const uint8_t* packed,
+               float* c) {
+  auto run = [&](auto f) { f(serial, M, N, K, block, a, K, packed, c, N, plain); };
+  if (bits == 8 && !half_scales && !zeros) run([](auto... x) { gemm_quantized<8, float, false>(x...); });
+  if (bits == 8 && half_scales && zeros) run([](auto... x) { gemm_quantized<8, f16, true>(x...); });
+  if (bits == 4 && !half_scales && zeros) run([](auto... x) { gemm_quantized<4, float, true>(x...); });
+  if (bits == 4 && half_scales && !zeros) run([](auto... x) { gemm_quantized<4, f16, false>(x...); });
 }
 }

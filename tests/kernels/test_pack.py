@@ -8,9 +8,19 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import onnx.helper
+import onnxruntime
 import pytest
 
-from opsmith.compile.pack import pack_conv2d, pack_conv_transposed, pack_depthwise, pack_gemm, pack_winograd
+from opsmith.compile.pack import (
+    pack_conv2d,
+    pack_conv_transposed,
+    pack_depthwise,
+    pack_gemm,
+    pack_quantized,
+    pack_winograd,
+    unpack_matmul_nbits,
+)
 from opsmith.errors import OpsmithError
 
 HERE = Path(__file__).parent
@@ -133,6 +143,48 @@ def test_packed_transposed_weight_gives_the_transposed_convolution(
     packed = pack_conv_transposed(w, groups, (stride, stride), (dilation, dilation), library.lanes())
     _call(library.transposed_f32, np.array([*fields, 0, 0, 1], np.int64), x, packed, y, workspace)
     np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
+
+
+def _matmul_nbits(a: np.ndarray, k: int, n: int, bits: int, block: int, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    """What ONNX Runtime computes for com.microsoft.MatMulNBits, scales and activations in fp32."""
+    attributes = {"K": k, "N": n, "bits": bits, "block_size": block}
+    node = onnx.helper.make_node("MatMulNBits", ["a", *inputs], ["c"], domain="com.microsoft", **attributes)
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [node],
+        "g",
+        [value("a", onnx.TensorProto.FLOAT, a.shape)],
+        [value("c", onnx.TensorProto.FLOAT, (len(a), n))],
+        [onnx.numpy_helper.from_array(x, name) for name, x in inputs.items()],
+    )
+    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("com.microsoft", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"a": a})[0]
+
+
+@pytest.mark.parametrize(("bits", "half_scales", "zeros"), [(8, 0, 0), (8, 1, 1), (4, 0, 1), (4, 1, 0)])
+@pytest.mark.parametrize("m", [1, 3, 20])
+def test_packed_matmul_nbits_gives_what_onnxruntime_computes(
+    library: ctypes.CDLL, m: int, bits: int, half_scales: int, zeros: int
+) -> None:
+    rng = np.random.default_rng(bits + m)
+    k, n, block = 160, 70, 32
+    blocks = k // block
+    a = rng.standard_normal((m, k), np.float32)
+    b = rng.integers(0, 256, (n, blocks, block * bits // 8), np.uint8)
+    scales = (rng.random((n, blocks), np.float32) * 0.1).astype(np.float16 if half_scales else np.float32)
+    inputs = {"b": b, "scales": scales.astype(np.float32).reshape(-1)}
+    zero_points = rng.integers(0, 256, (n, -(-blocks * bits // 8)), np.uint8) if zeros else None
+    if zero_points is not None:
+        inputs["zero_points"] = zero_points.reshape(-1)
+    weight = unpack_matmul_nbits(b, scales, zero_points, k=k, n=n, bits=bits, block=block)
+    want = a.astype(np.float64) @ weight.dequantized()
+    ort = _matmul_nbits(a, k, n, bits, block, inputs)
+    np.testing.assert_allclose(ort, want, rtol=0, atol=1e-5 * np.abs(want).max())  # the meaning of the format
+    c = np.full((m, n), np.nan, np.float32)
+    _call(library.quantized, bits, half_scales, zeros, m, n, k, block, a, pack_quantized(weight, library.lanes()), c)
+    np.testing.assert_allclose(c, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
 def test_a_weight_of_the_wrong_rank_is_refused() -> None:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -98,3 +100,76 @@ def pack_conv_transposed(
                 columns = [k for k in range(kw) if k * dw % sw == column]
                 parts.append(pack_gemm(g[rows][:, columns].reshape(-1, per_group), lanes))
     return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class BlockQuantized:
+    """A weight [K, N] in blocks of `block` rows: value = (q - zero) * scale of its block and column."""
+
+    q: npt.NDArray[np.int8]  # [K, N], signed: -8..7 or -128..127
+    scales: Array  # [ceil(K / block), N]
+    zeros: npt.NDArray[np.int8] | None  # [ceil(K / block), N], signed like q; None: 0
+    bits: int
+    block: int
+
+    def dequantized(self) -> npt.NDArray[np.float32]:
+        """The weight [K, N] in fp32."""
+        rows = np.arange(self.q.shape[0]) // self.block
+        q = self.q.astype(np.float32)
+        if self.zeros is not None:
+            q = q - self.zeros[rows]
+        return q * self.scales.astype(np.float32)[rows]
+
+
+def unpack_matmul_nbits(
+    b: Array, scales: Array, zero_points: Array | None, *, k: int, n: int, bits: int, block: int
+) -> BlockQuantized:
+    """The inputs of com.microsoft.MatMulNBits, whose B is [N, ceil(K / block), block * bits / 8] unsigned."""
+    if bits not in (4, 8):
+        raise OpsmithError(f"MatMulNBits with {bits} bits is not supported", "4 and 8 are")
+    blocks, middle = -(-k // block), 1 << (bits - 1)
+    values = _unpack_bits(b.reshape(n, -1), bits)[:, :k]
+    q = (values.astype(np.int16) - middle).astype(np.int8).T
+    zeros = None
+    if zero_points is not None and zero_points.dtype == np.uint8:
+        unsigned = _unpack_bits(zero_points.reshape(n, -1), bits)[:, :blocks]
+        zeros = (unsigned.astype(np.int16) - middle).astype(np.int8).T
+    elif zero_points is not None:
+        raise OpsmithError("MatMulNBits with zero points of a floating type is not supported", "they must be uint8")
+    return BlockQuantized(np.ascontiguousarray(q), scales.reshape(n, blocks).T, zeros, bits, block)
+
+
+def _unpack_bits(packed: Array, bits: int) -> Array:
+    """uint8 [N, B] -> [N, B * 8 / bits], lowest bits first."""
+    if bits == 8:
+        return packed
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)  # type: ignore[operator]
+
+
+def pack_quantized(w: BlockQuantized, lanes: int) -> npt.NDArray[np.uint8]:
+    """Per panel, per block: scales, zero points, q; flat bytes. quant.hpp: Quantized."""
+    k, n = w.q.shape
+    if w.block % 8 or not 16 <= w.block <= 256:
+        raise OpsmithError(f"blocks of {w.block} rows are not supported", "16 to 256, a multiple of 8")
+    blocks, columns = -(-k // w.block), -(-n // lanes) * lanes
+    q = np.zeros((blocks * w.block, columns), np.int8)
+    q[:k, :n] = w.q
+    scales = np.zeros((blocks, columns), w.scales.dtype)
+    scales[:, :n] = w.scales
+    parts = [scales]
+    if w.zeros is not None:
+        zeros = np.zeros((blocks, columns), np.int8)
+        zeros[:, :n] = w.zeros
+        parts.append(zeros)
+    if w.bits == 8:
+        data: Array = q.reshape(blocks, w.block, columns)
+    else:
+        nibbles = (q.view(np.uint8) & 15).astype(np.uint32).reshape(blocks, w.block // 8, 8, columns)
+        shifts = np.arange(0, 32, 4, dtype=np.uint32).reshape(8, 1)
+        data = np.bitwise_or.reduce(nibbles << shifts, axis=2)
+    panels = []
+    for start in range(0, columns, panel_columns(lanes)):
+        stop = min(columns, start + panel_columns(lanes))
+        pieces = [np.ascontiguousarray(p[..., start:stop]).reshape(blocks, -1).view(np.uint8) for p in [*parts, data]]
+        panels.append(np.concatenate(pieces, axis=1).reshape(-1))
+    return np.concatenate(panels) if panels else np.zeros(0, np.uint8)

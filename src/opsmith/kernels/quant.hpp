@@ -1,0 +1,278 @@
+// Matrix products with weights stored in 8 or 4 bits ("weight only": the arithmetic is fp32).
+//
+//   C[m][n] = ep(sum over k of A[m][k] * (q[k][n] - zero[k / block][n]) * scale[k / block][n])
+//
+// Packed weights (compile/pack.py: pack_quantized), for each panel of columns as in gemm.hpp, `width` columns wide, for each
+// block of `block` rows of k (16 to 256, a multiple of 8; the last one is filled up with zeros):
+//   Scale  scale[width]           float or f16
+//   int8   zero[width]            only if there are zero points
+//   Bits 8: int8   q[block][width]
+//   Bits 4: uint32 q[block / 8][width]   eight consecutive k of one column, lowest bits first, as two's complement
+// q and zero are signed: ONNX's MatMulNBits stores them unsigned, with 8 or 128 added. One row of A walks through a panel
+// from its first byte to its last, so decoding streams at the speed of memory.
+//
+// Up to gemm_mr rows are multiplied straight from the packed form. With one or two rows unpacking is most of the work:
+// products of a block are summed unscaled, and scaled once (the zero point then takes the sum of A over the block).
+// With more rows a weight is scaled as it is unpacked. Beyond gemm_mr rows a panel is unpacked to floats, in parts
+// that fit the stack and L2, and the ordinary microkernel does the rest.
+#pragma once
+
+#include "gemm.hpp"
+
+namespace opsmith {
+
+template <int Bits, class Scale, bool Zero>
+struct Quantized {
+  static_assert(Bits == 8 || Bits == 4);
+  static constexpr i64 data_bytes = Bits == 8 ? 1 : 4;  // from one column to the next
+  static constexpr i64 block_bytes(i64 width, i64 block) {
+    return width * (static_cast<i64>(sizeof(Scale)) + (Zero ? 1 : 0)) + block * width * Bits / 8;
+  }
+  static constexpr i64 panel_bytes(i64 width, i64 K, i64 block) { return ceil_div(K, block) * block_bytes(width, block); }
+  static constexpr i64 bytes(i64 N, i64 K, i64 block) { return panel_bytes(round_up(N, W), K, block); }
+
+  OPSMITH_INLINE static F scale_at(const uint8_t* p, i64 v) {
+    return load(reinterpret_cast<const Scale*>(p) + v * W, Full{});
+  }
+  OPSMITH_INLINE static F zero_at(const uint8_t* p, i64 width, i64 v) {
+    if constexpr (!Zero) return F{};
+    return widen8(p + width * static_cast<i64>(sizeof(Scale)) + v * W);
+  }
+  OPSMITH_INLINE static const uint8_t* data(const uint8_t* p, i64 width) {
+    return p + width * (static_cast<i64>(sizeof(Scale)) + (Zero ? 1 : 0));
+  }
+
+  OPSMITH_INLINE static F widen8(const uint8_t* p) {
+    Vec<int8_t> q;
+    memcpy(&q, p, sizeof q);
+    return __builtin_convertvector(__builtin_convertvector(q, I), F);
+  }
+  // Value j (of 8) of W columns whose words are given.
+  OPSMITH_INLINE static F nibble(I words, int j) {
+#if defined(__AVX512F__)
+    // A permutation looks at the lowest 4 bits of each index: it is the mask, the sign and the conversion in one.
+    const F table = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
+    return (F)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)(words >> (4 * j)), (__m512)table);
+#else
+    return __builtin_convertvector((words << (28 - 4 * j)) >> 28, F);
+#endif
+  }
+  // f(k in block, F q[V]) for the first `count` k of a block.
+  template <int V, class Fn>
+  OPSMITH_INLINE static void each(const uint8_t* q, i64 count, i64 width, Fn&& f) {
+    if constexpr (Bits == 8) {
+      i64 k = 0;
+      auto one = [&](i64 k, int phase) __attribute__((always_inline)) {
+        F x[V];
+#pragma GCC unroll 3
+        for (int v = 0; v < V; ++v) x[v] = widen8(q + k * width + v * W);
+        f(k, phase, x);
+      };
+      for (; k + 4 <= count; k += 4) {
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) one(k + j, j);
+      }
+      for (; k < count; ++k) one(k, 0);
+    } else {
+      for (i64 k = 0; k < count; k += 8, q += width * 4) {
+        I words[V];
+#pragma GCC unroll 3
+        for (int v = 0; v < V; ++v) memcpy(&words[v], q + v * W * 4, sizeof(I));
+        auto one = [&](int j) __attribute__((always_inline)) {
+          F x[V];
+#pragma GCC unroll 3
+          for (int v = 0; v < V; ++v) x[v] = nibble(words[v], j);
+          f(k + j, j % 4, x);
+        };
+        if (count - k >= 8) {
+#pragma GCC unroll 8
+          for (int j = 0; j < 8; ++j) one(j);
+        } else {
+          for (int j = 0; j < count - k; ++j) one(j);
+        }
+      }
+    }
+  }
+};
+
+// Sums of A over each block of k, which zero points are multiplied with.
+template <class TA>
+void block_sums(const TA* a, i64 K, i64 block, float* sums) {
+  for (i64 k = 0; k < K; k += block) {
+    float s = 0;
+    for (i64 i = k; i < min(K, k + block); ++i) s += to_float(a[i]);
+    *sums++ = s;
+  }
+}
+
+// R rows by one panel, straight from the packed weights: tile[r][n].
+template <int R, int V, class Q, bool Zero, class TA>
+[[gnu::noinline]] void micro_quantized(const TA* A, i64 lda, const float* sums, i64 K, i64 block, const uint8_t* p,
+                                       float* tile) {
+  constexpr bool late = R <= 2;
+  constexpr int U = late ? chains(R, V) : 1;
+  constexpr i64 width = V * W;
+  const i64 blocks = ceil_div(K, block);
+  F acc[R][V] = {};
+  for (i64 i = 0; i < blocks; ++i, p += Q::block_bytes(width, block)) {
+    const TA* a = A + i * block;
+    const i64 count = min(block, K - i * block);
+    F scale[V], zero[V];
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) scale[v] = Q::scale_at(p, v), zero[v] = Q::zero_at(p, width, v);
+    if constexpr (late) {
+      F part[U][R][V] = {};
+      Q::template each<V>(Q::data(p, width), count, width, [&](i64 k, int phase, const F* q) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+        for (int r = 0; r < R; ++r) {
+          F x = splat(to_float(a[r * lda + k]));
+#pragma GCC unroll 3
+          for (int v = 0; v < V; ++v) part[phase % U][r][v] += x * q[v];
+        }
+      });
+#pragma GCC unroll 2
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 3
+        for (int v = 0; v < V; ++v) {
+          F sum = part[0][r][v];
+#pragma GCC unroll 4
+          for (int u = 1; u < U; ++u) sum += part[u][r][v];
+          if constexpr (Zero) sum -= zero[v] * splat(sums[r * blocks + i]);
+          acc[r][v] += sum * scale[v];
+        }
+      }
+    } else {
+      F shift[V];
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) shift[v] = -(zero[v] * scale[v]);
+      Q::template each<V>(Q::data(p, width), count, width, [&](i64 k, int, const F* q) __attribute__((always_inline)) {
+        F w[V];
+#pragma GCC unroll 3
+        for (int v = 0; v < V; ++v) w[v] = Zero ? q[v] * scale[v] + shift[v] : q[v] * scale[v];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          F x = splat(to_float(a[r * lda + k]));
+#pragma GCC unroll 3
+          for (int v = 0; v < V; ++v) acc[r][v] += x * w[v];
+        }
+      });
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) store(tile + r * gemm_nr + v * W, acc[r][v], Full{});
+  }
+}
+
+template <class TA>
+using QuantizedFn = void (*)(const TA* A, i64 lda, const float* sums, i64 K, i64 block, const uint8_t* p, float* tile);
+
+template <int R, class Q, bool Zero, class TA>
+QuantizedFn<TA> pick_quantized(i64 rows, i64 vectors) {
+  if constexpr (R > 1) {
+    if (rows < R) return pick_quantized<R - 1, Q, Zero, TA>(rows, vectors);
+  }
+  if constexpr (gemm_nv > 2) {
+    if (vectors == 3) return micro_quantized<R, 3, Q, Zero, TA>;
+  }
+  return vectors == 2 ? micro_quantized<R, 2, Q, Zero, TA> : micro_quantized<R, 1, Q, Zero, TA>;
+}
+
+// Blocks [first, last) of one panel -> floats [k][width]. Returns how many k that is.
+template <class Q>
+i64 unpack_blocks(const uint8_t* panel, i64 vectors, i64 K, i64 block, i64 first, i64 last, float* out) {
+  const i64 width = vectors * W, begin = first * block;
+  for (i64 i = first; i < last; ++i) {
+    const uint8_t* p = panel + i * Q::block_bytes(width, block);
+    const i64 count = min(block, K - i * block);
+    for (i64 v = 0; v < vectors; ++v) {
+      F scale = Q::scale_at(p, v), zero = Q::zero_at(p, width, v);
+      float* to = out + (i * block - begin) * width + v * W;
+      const uint8_t* data = Q::data(p, width) + v * W * Q::data_bytes;
+      Q::template each<1>(data, count, width, [&](i64 k, int, const F* q) __attribute__((always_inline)) {
+        store(to + k * width, (q[0] - zero) * scale, Full{});
+      });
+    }
+  }
+  return min(K, last * block) - begin;
+}
+
+// A [M][K] x packed weights of `Bits` bits -> C [M][N]. rows_per_item as in gemm.
+template <int Bits, class Scale, bool Zero, class TA, class TC, class Ep>
+void gemm_quantized(const Pool& pool, i64 M, i64 N, i64 K, i64 block, const TA* A, i64 lda, const uint8_t* packed, TC* C,
+                    i64 ldc, Ep ep, i64 rows_per_item = 0) {
+  using Q = Quantized<Bits, Scale, Zero>;
+  if (M <= 0 || N <= 0) return;
+  const Tiling t = tile_work(pool, M, N, K);
+  const i64 panels = panel_count(N), blocks = ceil_div(K, block);
+  pool.parallel_for(t.tasks(), [&](i64 task) {
+    const i64 row_begin = task / t.panel_blocks * t.row_block, row_end = min(M, row_begin + t.row_block);
+    const i64 panel_begin = task % t.panel_blocks * t.panel_block, panel_end = min(panels, panel_begin + t.panel_block);
+    constexpr i64 part_floats = 40 * 1024, most_sums = 2 * 4096;
+    float tiles[max_row_block * gemm_nr];
+    float part[part_floats];
+    Row rows[max_row_block];
+    const TA* sources[max_row_block];
+    for (i64 first = row_begin; first < row_end; first += max_row_block) {
+      const i64 count = min(max_row_block, row_end - first);
+      number_rows(first, count, rows_per_item, rows);
+      // Few rows: straight from the packed form (the sums of A take the place of unpacked weights on the stack).
+      if (count <= gemm_mr && (!Zero || count > 2 || 2 * blocks <= most_sums)) {
+        if constexpr (Zero) {
+          for (i64 r = 0; r < count && count <= 2; ++r) block_sums(A + (first + r) * lda, K, block, part + r * blocks);
+        }
+        for (i64 p = panel_begin; p < panel_end; ++p) {
+          const i64 column = p * gemm_nr, vectors = panel_vectors(N, p);
+          pick_quantized<gemm_mr, Q, Zero, TA>(count, vectors)(A + first * lda, lda, part, K, block,
+                                                               packed + Q::panel_bytes(column, K, block), tiles);
+          finish_tile(tiles, rows, count, min(gemm_nr, N - column), column, C, ldc, ep);
+        }
+        continue;
+      }
+      const TileRows heights(count);
+      for (i64 p = panel_begin; p < panel_end; ++p) {
+        const i64 column = p * gemm_nr, vectors = panel_vectors(N, p);
+        const i64 step = max<i64>(1, part_floats / (block * vectors * W));
+        for (i64 i = 0; i < blocks || i == 0; i += step) {
+          const i64 last = min(blocks, i + step);
+          const i64 depth = unpack_blocks<Q>(packed + Q::panel_bytes(column, K, block), vectors, K, block, i, last, part);
+          for (i64 r = 0; r < count; ++r) sources[r] = A + (first + r) * lda + i * block;
+          for (i64 h = 0, r = 0; h < heights.tiles; r += heights[h++]) {
+            float* tile = tiles + r * gemm_nr;
+            micro_for<TA, float>(heights[h], vectors)(sources + r, 0, 1, depth, part, tile, i > 0);
+            if (last == blocks) finish_tile(tile, rows + r, heights[h], min(gemm_nr, N - column), column, C, ldc, ep);
+          }
+        }
+      }
+    }
+  });
+}
+
+template <int Bits, class Scale, bool Zero, class TA, class TC, class Ep>
+void gemm_quantized_reference(const Pool&, i64 M, i64 N, i64 K, i64 block, const TA* A, i64 lda, const uint8_t* packed,
+                              TC* C, i64 ldc, Ep ep, i64 rows_per_item = 0) {
+  using Q = Quantized<Bits, Scale, Zero>;
+  for (i64 m = 0; m < M; ++m) {
+    for (i64 n = 0; n < N; ++n) {
+      const i64 panel = n / gemm_nr, width = panel_vectors(N, panel) * W, j = n % gemm_nr;
+      float sum = 0;
+      for (i64 k = 0; k < K; ++k) {
+        const uint8_t* p = packed + Q::panel_bytes(panel * gemm_nr, K, block) + k / block * Q::block_bytes(width, block);
+        Scale scale;
+        memcpy(&scale, p + j * static_cast<i64>(sizeof scale), sizeof scale);
+        p += width * static_cast<i64>(sizeof scale);
+        float zero = 0;
+        if (Zero) zero = static_cast<int8_t>(p[j]), p += width;
+        int q = Bits == 8 ? static_cast<int8_t>(p[k % block * width + j])
+                          : p[(k % block / 8 * width + j) * 4 + k % 8 / 2] >> (k % 2 * 4) & 15;
+        if (Bits == 4 && q > 7) q -= 16;
+        sum += to_float(A[m * lda + k]) * ((static_cast<float>(q) - zero) * to_float(scale));
+      }
+      Row row{m, rows_per_item > 0 ? m / rows_per_item : 0};
+      store(C + m * ldc + n, ep(splat(sum), row, n, Tail{1}), Tail{1});
+    }
+  }
+}
+
+}  // namespace opsmith

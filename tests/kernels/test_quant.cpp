@@ -1,0 +1,53 @@
+// gemm_quantized against its reference: 8 and 4 bits, both scale types, with and without zero points.
+#include "quant.hpp"
+
+#include "arrays.hpp"
+
+using namespace opsmith;
+using namespace opsmith::test;
+
+template <int Bits, class Scale, bool Zero>
+static void check(const Pool& pool, Random& random, i64 M, i64 N, i64 K, i64 block) {
+  using Q = Quantized<Bits, Scale, Zero>;
+  const i64 lda = K + random.below(4), ldc = N + random.below(4);
+  Array<float> a(M > 0 ? (M - 1) * lda + K : 0, random), bias(N, random), got(M * ldc, random), want(got);
+  Array<uint8_t> packed(Q::bytes(N, K, block));
+  for (i64 i = 0; i < packed.size; ++i) packed.data[i] = static_cast<uint8_t>(random.bits());
+  for (i64 p = 0; p < panel_count(N); ++p) {  // random bits are no scales: put numbers there
+    const i64 width = panel_vectors(N, p) * W;
+    for (i64 b = 0; b < ceil_div(K, block); ++b) {
+      Array<Scale> scales(width, random);
+      memcpy(packed.data + Q::panel_bytes(p * gemm_nr, K, block) + b * Q::block_bytes(width, block), scales.data,
+             static_cast<size_t>(width) * sizeof(Scale));
+    }
+  }
+  auto ep = [bias = bias.data](F sum, Row row, i64 column, auto lanes) {
+    return sum + load(bias + column, lanes) + splat(static_cast<float>(row.outer));
+  };
+  gemm_quantized<Bits, Scale, Zero>(pool, M, N, K, block, a.data, lda, packed.data, got.data, ldc, ep, 3);
+  gemm_quantized_reference<Bits, Scale, Zero>(pool, M, N, K, block, a.data, lda, packed.data, want.data, ldc, ep, 3);
+  char name[120];
+  snprintf(name, sizeof name, "%d bits, scale of %d bytes, zero %d, M=%d N=%d K=%d block=%d", Bits, int(sizeof(Scale)),
+           Zero, int(M), int(N), int(K), int(block));
+  expect_near(name, got, want, 5e-6);
+}
+
+template <int Bits, class Scale, bool Zero>
+static void check_all(const Pool& pool, Random& random) {
+  for (i64 M : {0, 1, 2, 3, 6, 8, 9, 30})
+    for (i64 N : {1, 16, 50, 97})
+      for (i64 K : {0, 1, 31, 64, 77}) check<Bits, Scale, Zero>(pool, random, M, N, K, K == 64 ? 32 : 16);
+  check<Bits, Scale, Zero>(pool, random, 1, 130, 600, 256);
+  check<Bits, Scale, Zero>(pool, random, 40, 60, 2500, 128);  // a panel in several parts
+}
+
+int main() {
+  Random random;
+  Threads threads(3);
+  Pool pool = threads.pool();
+  check_all<8, float, false>(pool, random);
+  check_all<8, f16, true>(pool, random);
+  check_all<4, float, true>(pool, random);
+  check_all<4, f16, false>(pool, random);
+  return finish();
+}
