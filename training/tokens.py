@@ -76,7 +76,8 @@ def finish(tokenizer: Tokenizer) -> Tokenizer:
 def build_gpt2() -> Tokenizer:
     """Byte-level BPE: a space belongs to the word after it. One special token, the last, begins and ends a text."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # With a space put before the text, a keyword is the same token as the word in the caption: easy to copy.
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()

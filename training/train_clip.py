@@ -18,7 +18,7 @@ from training.loop import Loop, arguments, fresh
 from training.paths import folder
 from training.train_masks import normalise
 
-BATCH = 64
+BATCH = 32
 
 
 def twin(scene: world.Scene, rng: np.random.Generator) -> world.Scene:
@@ -45,7 +45,7 @@ def twin(scene: world.Scene, rng: np.random.Generator) -> world.Scene:
 
 
 def batch(step: int, tokenizer) -> tuple[torch.Tensor, torch.Tensor]:
-    """pictures [64, 3, 96, 96], ids [64, 32]"""
+    """pictures [32, 3, 96, 96], ids [32, 32]"""
     rng = fresh(step, 13)
     scenes = []
     for _ in range(BATCH // 2):

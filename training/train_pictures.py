@@ -18,7 +18,7 @@ from training.latents import load_chunks
 from training.loop import Loop, arguments, fresh
 from training.paths import folder
 
-BATCH, DROPPED = 64, 0.1
+DROPPED = 0.1
 
 
 def scheduler() -> DDIMScheduler:
@@ -33,7 +33,8 @@ def scheduler() -> DDIMScheduler:
 
 
 def main() -> None:
-    options = arguments(__doc__, 90)
+    options = arguments(__doc__, 90, batch=64)
+    count = options.batch
     tokenizer = tokens.load()
     unet, text = models.unet(), models.text_encoder(tokenizer.get_vocab_size())
     unet.set_attn_processor(AttnProcessor())  # on so few positions a third faster than the fused attention
@@ -52,20 +53,20 @@ def main() -> None:
         if number % 200 == 0:
             latents, captions = load_chunks()  # there may be more by now
         rng = fresh(number, 19)
-        rows = rng.integers(0, len(latents), BATCH)
-        clean = torch.from_numpy(latents[rows].astype(np.float32)) * scale  # [64, 4, 12, 12]
-        ids = torch.from_numpy(captions[rows, rng.integers(0, captions.shape[1], BATCH)].astype(np.int64))
-        ids = torch.where(torch.from_numpy(rng.random((BATCH, 1)) < DROPPED), empty, ids)
+        rows = rng.integers(0, len(latents), count)
+        clean = torch.from_numpy(latents[rows].astype(np.float32)) * scale  # [batch, 4, 12, 12]
+        ids = torch.from_numpy(captions[rows, rng.integers(0, captions.shape[1], count)].astype(np.int64))
+        ids = torch.where(torch.from_numpy(rng.random((count, 1)) < DROPPED), empty, ids)
         noise = torch.from_numpy(rng.standard_normal(clean.shape, np.float32))
-        # One time from each of 64 equal strata: the same distribution as uniform, with less variance.
-        times = torch.from_numpy(((np.arange(BATCH) + rng.random(BATCH)) / BATCH * 1000).astype(np.int64))
+        # One time from each of as many equal strata: the same distribution as uniform, with less variance.
+        times = torch.from_numpy(((np.arange(count) + rng.random(count)) / count * 1000).astype(np.int64))
         signal, spread = alphas[times].sqrt().view(-1, 1, 1, 1), (1 - alphas[times]).sqrt().view(-1, 1, 1, 1)
         noisy, target = signal * clean + spread * noise, signal * noise - spread * clean
         with torch.autocast("cpu", torch.bfloat16):
-            states = text(ids).last_hidden_state  # [64, 32, 128]
+            states = text(ids).last_hidden_state  # [batch, 32, 128]
             guess = unet(noisy, times, states).sample
         wrong = (guess.float() - target).square().mean((1, 2, 3))
-        return {"loss": wrong.mean(), "noisy half": wrong[BATCH // 2 :].mean()}
+        return {"loss": wrong.mean(), "noisy half": wrong[count // 2 :].mean()}
 
     loop.run(step, options.minutes, warmup=200)
 

@@ -2,6 +2,7 @@
 
 Trained on 48 px crops (a quarter of the cost of a whole scene, and the network is convolutional); loss: L1 and
 squared error of the pixels, L1 of their differences at two scales (sharp edges), a small KL term.
+Delete the folder "latents" to train the encoder again; the UNet has to start anew then.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from training import models, world
 from training.linear_start import start_linear
 from training.loop import Loop, arguments, fresh
+from training.paths import folder
 
 BATCH, CROP = 32, 48
 
@@ -36,10 +38,19 @@ def edges(difference: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
+    # Once the UNet is trained on the latents the encoder must stay as it is: it is frozen where latents are cached.
+    frozen = (folder("latents") / "latents.json").exists()
     options = arguments(__doc__, 25)
     vae = models.vae()
     start_linear(vae)
+    if frozen:
+        vae.encoder.requires_grad_(False)
+        vae.quant_conv.requires_grad_(False)
     loop = Loop("vae", {"vae": vae}, lr=1e-3, ema=0.998)
+    if frozen:
+        print("vae: latents are cached, so the encoder is frozen; only the decoder learns", flush=True)
+        averaged = {k: v for k, v in loop.ema["vae"].items() if k.startswith(("encoder.", "quant_conv."))}
+        vae.load_state_dict(averaged, strict=False)
 
     def step(number: int) -> dict[str, torch.Tensor]:
         pictures = batch(number)

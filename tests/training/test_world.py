@@ -93,4 +93,4 @@ def test_things_stand_as_the_relation_says(relation, axis, first_is_smaller):
     things = (world.Thing("frog", None, "medium"), world.Thing("cat", None, "medium"))
     masks = world.render(world.Scene(things, "blue", relation), np.random.default_rng(1))[1]
     first, second = (np.argwhere(mask).mean(0)[axis] for mask in masks)
-    assert (first < second) is first_is_smaller
+    assert bool(first < second) is first_is_smaller
