@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 
-def orthogonalise(matrix: torch.Tensor, iterations: int = 5) -> torch.Tensor:
+def orthogonalise(matrix: torch.Tensor, iterations: int = 4) -> torch.Tensor:
     """[m, n] -> about U V^T of its singular value decomposition."""
     x = matrix.to(torch.bfloat16)
     turned = x.shape[0] > x.shape[1]
