@@ -59,18 +59,28 @@ inline constexpr int kTileRows = 6, kTileVectors = 2;
 #else
 inline constexpr int kTileRows = 4, kTileVectors = 2;
 #endif
-inline constexpr i64 kKeyBlock = W == 16 ? 64 : 96;  // a multiple of kTileRows; the score tile stays within half of L1
+inline constexpr i64 kKeyBlock = 96;  // keys at a time, at most: the tile of their scores stays within half of L1
 inline constexpr i64 kScratch = 56 * 1024;           // floats of a task on the stack: 224 KB
 inline constexpr i64 kMostPanels = 4;                // of a task
 inline constexpr i64 kMostLanes = kMostPanels * kTileVectors * W;
 inline constexpr i64 kFewRows = W / 4;  // up to here the row path is cheaper than a mostly empty vector
 inline constexpr i64 kMostSplits = 16;
 
+// Blocks of keys and values are read in place, unless they must be widened to float, or lie a multiple of 4 KB apart, as
+// in GPT-2, and crowd into a few sets of the cache. With the narrow panels of AVX2 that costs a sixth; a copy per block
+// costs less if four panels share it.
+template <class TK>
+inline bool copies_blocks(const AttentionShape& s) {
+  const i64 panels = s.batch * s.heads * s.queries / (kTileVectors * W);
+  return !__is_same(TK, float) || (W < 16 && (s.k_row % 1024 == 0 || s.v_row % 1024 == 0) && panels >= 64 * kMostPanels);
+}
+inline constexpr i64 padded_row(i64 size) { return round_up(size, 16) + 16; }  // an odd number of cache lines, mostly
+
 // How a call is cut into tasks. Only `splits` depends on the number of threads.
 struct AttentionPlan {
   i64 group;      // query heads per kv head
   i64 rows;       // of one kv head: group * queries; row = head in group * queries + query
-  i64 key_block;  // keys at a time
+  i64 key_block;  // keys at a time: blocks of equal size, whole tiles
   i64 vectors;    // of a panel, at most kTileVectors
   bool by_row;    // row by row, lanes along D
   i64 task_rows;  // rows of a task
@@ -78,18 +88,18 @@ struct AttentionPlan {
   i64 tasks;      // of the call
   i64 splits;     // of the keys
 
-  // widen: keys and values are not float and each block of them is converted first
-  AttentionPlan(const AttentionShape& s, int threads, bool widen) {
+  // copied: each block of keys and values is first copied to the stack
+  AttentionPlan(const AttentionShape& s, int threads, bool copied) {
     group = s.heads / max<i64>(s.kv_heads, 1);
     rows = group * s.queries;
-    key_block = kKeyBlock;
+    key_block = min(kKeyBlock, round_up(ceil_div(s.keys, max<i64>(1, ceil_div(s.keys, kKeyBlock))), kTileRows));
     vectors = min<i64>(kTileVectors, max<i64>(1, ceil_div(rows, W)));
     const i64 size = s.head_size + s.value_size;
     auto floats = [&](i64 panels) {
-      return panels * (size + 2) * vectors * W + key_block * vectors * W + (widen ? key_block * size : 0);
+      return panels * (size + 2) * vectors * W + key_block * vectors * W + (copied ? key_block * (padded_row(s.head_size) + padded_row(s.value_size)) : 0);
     };
     while (floats(1) > kScratch) {
-      if (widen && key_block > 16)
+      if (copied && key_block > 16)
         key_block /= 2;
       else if (vectors > 1)
         --vectors;
@@ -132,6 +142,7 @@ template <int R, int V, bool Transposed>
   const float* row[R];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) row[r] = Transposed ? a + r : a + r * stride;
+#pragma GCC unroll 4
   for (i64 k = 0; k < K; ++k) {
     F bv[V];
 #pragma GCC unroll 3
@@ -239,12 +250,18 @@ struct Lanes {
   Lanes(const AttentionShape& s, const AttentionPlan& plan, i64 b, i64 kv_head, i64 row0, i64 padded, const TQ* q_base,
         TO* out_base, const Mask& mask) {
     count = min(plan.task_rows, plan.rows - row0);
+    i64 h = kv_head * plan.group + row0 / s.queries, i = row0 % s.queries;
     for (i64 l = 0; l < padded; ++l) {
-      const i64 row = row0 + (l < count ? l : 0), h = kv_head * plan.group + row / s.queries, i = row % s.queries;
+      if (l >= count) {
+        q[l] = q[0], mask_at[l] = mask_at[0], limit[l] = limit[0];
+        continue;
+      }
       q[l] = q_base + b * s.q_batch + h * s.q_head + i * s.q_row;
       out[l] = out_base + b * s.o_batch + h * s.o_head + i * s.o_row;
+      mask_at[l] = 0;
       if constexpr (!__is_same(Mask, NoMask)) mask_at[l] = b * mask.batch + h * mask.head + i * mask.row;
       limit[l] = static_cast<int32_t>(s.causal ? i + s.keys - s.queries : s.keys - 1);
+      if (++i == s.queries) ++h, i = 0;
     }
   }
 };
@@ -256,24 +273,29 @@ OPSMITH_INLINE V divisor(V sum) {
   return 1.0f / sum;  // o is 0 as well where the sum is: 0 * inf is NaN
 }
 
-// A block of keys or values as floats: in place, or converted into `room` (rows, cols).
-OPSMITH_INLINE const float* as_floats(const float* p, i64&, i64, i64, float*) { return p; }
+// A block of keys or values as floats: in place, or copied into `room`.
 template <class T>
-OPSMITH_INLINE const float* as_floats(const T* p, i64& stride, i64 rows, i64 cols, float* room) {
+OPSMITH_INLINE const float* as_floats(const T* p, i64& stride, i64 rows, i64 cols, bool copied, float* room) {
+  if constexpr (__is_same(T, float))
+    if (!copied) return p;
+  const i64 padded = padded_row(cols);
   for (i64 r = 0; r < rows; ++r)
-    for_lanes(cols, [&](i64 c, auto lanes) { store(room + r * cols + c, load(p + r * stride + c, lanes), lanes); });
-  stride = cols;
+    for_lanes(cols, [&](i64 c, auto lanes) { store(room + r * padded + c, load(p + r * stride + c, lanes), lanes); });
+  stride = padded;
   return room;
 }
 
 // One panel of V vectors of queries, and what it has accumulated.
 struct Panel {
   float *q, *o, *maximum, *sum;  // (D, V), (Dv, V), (V), (V) vectors
+  bool empty;                    // no key yet: o is not even zeroed
 };
 
-// q^T, scaled: the rows of the lanes become columns.
+// q^T, scaled: the rows of the lanes become columns. The rows are many short streams, so they are fetched ahead by hand.
 template <int V, class TQ>
 inline void pack_queries(const TQ* const* rows, i64 D, float scale, float* out) {
+  for (int l = 0; l < V * W; ++l)
+    for (i64 d = 0; d < D; d += 64 / i64(sizeof(TQ))) __builtin_prefetch(rows[l] + d);
   for (int v = 0; v < V; ++v)
     for (i64 d0 = 0; d0 < D; d0 += W) {
       const i64 count = min(W, D - d0);
@@ -293,8 +315,9 @@ inline void unpack_rows(const float* o, i64 Dv, i64 count, const F* factor, Writ
   for (int v = 0; v < V; ++v)
     for (i64 d0 = 0; d0 < Dv; d0 += W) {
       const i64 columns = min(W, Dv - d0);
-      F r[W] = {};
-      for (i64 d = 0; d < columns; ++d) r[d] = load(o + ((d0 + d) * V + v) * W, Full{}) * factor[v];
+      F r[W];
+      for (i64 d = 0; d < W; ++d)
+        r[d] = d < columns ? load(o + ((d0 + d) * V + v) * W, Full{}) * factor[v] : F{};
       transpose(r);
       const i64 lanes = min(W, count - v * W);
       for (i64 l = 0; l < lanes; ++l) {
@@ -308,7 +331,7 @@ inline void unpack_rows(const float* o, i64 Dv, i64 count, const F* factor, Writ
 
 // One block of n keys for one panel.
 template <int V, class Mask>
-inline void panel_step(const Panel& panel, const float* k, i64 k_stride, const float* v_block, i64 v_stride, i64 n,
+inline void panel_step(Panel& panel, const float* k, i64 k_stride, const float* v_block, i64 v_stride, i64 n,
                        i64 k0, i64 D, i64 Dv, const Mask& mask, const i64* mask_at, const int32_t* limit, bool cut,
                        float* p) {
   panel_product<V, false>(k, k_stride, n, D, panel.q, p, false);
@@ -336,14 +359,14 @@ inline void panel_step(const Panel& panel, const float* k, i64 k_stride, const f
     base[v] = finite_maximum(m[v]);
     s[v] = load(panel.sum + v * W, Full{});
     grown |= any(m[v] > old[v]);
+    store(panel.maximum + v * W, m[v], Full{});
   }
-  if (grown) {
+  if (grown && !panel.empty) {
     F shrink[V];
 #pragma GCC unroll 3
     for (int v = 0; v < V; ++v) {
       shrink[v] = score_exp<Mask>(old[v] - base[v]);
       s[v] *= shrink[v];
-      store(panel.maximum + v * W, m[v], Full{});
     }
     for (i64 d = 0; d < Dv; ++d)
 #pragma GCC unroll 3
@@ -362,12 +385,14 @@ inline void panel_step(const Panel& panel, const float* k, i64 k_stride, const f
     }
 #pragma GCC unroll 3
   for (int v = 0; v < V; ++v) store(panel.sum + v * W, s[v], Full{});
-  panel_product<V, true>(v_block, v_stride, Dv, n, p, panel.o, true);
+  panel_product<V, true>(v_block, v_stride, Dv, n, p, panel.o, !panel.empty);
+  panel.empty = false;
 }
 
 template <bool ZeroMaskedRows, int V, class TQ, class TO>
 inline void finish_panel(const Panel& panel, const Lanes<TQ, TO>& lanes, i64 first, i64 Dv, float* part) {
   const i64 count = min<i64>(V * W, lanes.count - first);
+  if (panel.empty) memset(panel.o, 0, static_cast<size_t>(Dv * V * W) * sizeof(float));
   F factor[V];
   for (int v = 0; v < V; ++v)
     factor[v] = part ? all<F>(1) : divisor<ZeroMaskedRows>(load(panel.sum + v * W, Full{}));
@@ -417,9 +442,8 @@ inline void panel_task(const AttentionShape& s, const AttentionPlan& plan, i64 b
   int32_t last = -1;
   for (i64 i = 0; i < panels; ++i) {
     const i64 width = vectors_of(i) * W, first = i * plan.vectors * W;
-    panel[i] = {take(D * width), take(Dv * width), take(width), take(width)};
+    panel[i] = {take(D * width), take(Dv * width), take(width), take(width), true};
     with_vectors(vectors_of(i), [&](auto V) { pack_queries<V.value>(lanes.q + first, D, factor, panel[i].q); });
-    memset(panel[i].o, 0, static_cast<size_t>(Dv * width) * sizeof(float));
     first_cut[i] = INT32_MAX, last_seen[i] = -1;
     for (i64 l = 0; l < width; ++l) {
       panel[i].maximum[l] = -kInfinity;
@@ -431,13 +455,15 @@ inline void panel_task(const AttentionShape& s, const AttentionPlan& plan, i64 b
   }
   float* scores = take(plan.key_block * plan.vectors * W);
 
+  const bool copied = copies_blocks<TK>(s);
   end = min<i64>(end, i64{last} + 1);
   for (i64 k0 = begin; k0 < end; k0 += plan.key_block) {
     const i64 n = min(plan.key_block, end - k0);
     i64 k_stride = s.k_row, v_stride = s.v_row;
-    const float* k_rows = as_floats(k + b * s.k_batch + kv_head * s.k_head + k0 * s.k_row, k_stride, n, D, free);
-    const float* v_rows =
-        as_floats(v + b * s.v_batch + kv_head * s.v_head + k0 * s.v_row, v_stride, n, Dv, free + plan.key_block * D);
+    const TK *k_block = k + b * s.k_batch + kv_head * s.k_head + k0 * s.k_row;
+    const TK *v_block = v + b * s.v_batch + kv_head * s.v_head + k0 * s.v_row;
+    const float* k_rows = as_floats(k_block, k_stride, n, D, copied, free);
+    const float* v_rows = as_floats(v_block, v_stride, n, Dv, copied, free + plan.key_block * padded_row(D));
     for (i64 i = 0; i < panels; ++i) {
       const i64 seen = min<i64>(n, last_seen[i] - k0 + 1), first = i * plan.vectors * W;
       if (seen <= 0) continue;
@@ -593,7 +619,7 @@ void attention(const Pool& pool, const AttentionShape& shape, const TQ* q, const
     }
     return;
   }
-  const detail::AttentionPlan plan(s, pool.threads, !__is_same(TK, float));
+  const detail::AttentionPlan plan(s, pool.threads, detail::copies_blocks<TK>(s));
   float* parts = plan.splits > 1 ? static_cast<float*>(workspace) : nullptr;
   const i64 part_floats = plan.part_floats(s);
   pool.parallel_for(plan.tasks * plan.splits, [&](i64 i) {

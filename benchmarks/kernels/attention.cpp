@@ -1,0 +1,51 @@
+// Attention at the shapes of Stable Diffusion, BERT and GPT-2: GFLOP/s of the two products, and share of FMA peak; for
+// decoding, GB/s of keys and values read.
+#include "attention.hpp"
+
+#include "bench.hpp"
+
+using namespace opsmith;
+
+struct Case {
+  const char* what;
+  i64 batch, heads, kv_heads, queries, keys, size;
+  bool causal;
+};
+
+int main(int argc, char** argv) {
+  const int count = bench::thread_count(argc, argv);
+  bench::Threads threads(count);
+  const Pool pool = threads.pool();
+  const double peak = bench::peak_gflops() * count;
+  printf("%d threads, FMA peak %.0f GFLOP/s, W = %d\n", count, peak, static_cast<int>(W));
+  const Case cases[] = {
+      {"UNet 64x64 self", 1, 8, 8, 4096, 4096, 40, false},   {"UNet 64x64 cross", 1, 8, 8, 4096, 77, 40, false},
+      {"UNet 32x32 self", 1, 8, 8, 1024, 1024, 80, false},   {"UNet 32x32 cross", 1, 8, 8, 1024, 77, 80, false},
+      {"UNet 16x16 self", 1, 8, 8, 256, 256, 160, false},    {"UNet 8x8 self", 1, 8, 8, 64, 64, 160, false},
+      {"VAE mid 32x32", 1, 1, 1, 1024, 1024, 512, false},    {"BERT 128", 1, 12, 12, 128, 128, 64, false},
+      {"CLIP text", 1, 12, 12, 77, 77, 64, true},            {"GPT-2 prompt 128", 1, 16, 16, 128, 128, 64, true},
+      {"prompt 1024", 1, 16, 16, 1024, 1024, 64, true},      {"GPT-2 decode 128", 1, 16, 16, 1, 128, 64, false},
+      {"GPT-2 decode 512", 1, 16, 16, 1, 512, 64, false},    {"GQA decode 2048", 1, 32, 8, 1, 2048, 128, false},
+      {"one head, 8192", 1, 1, 1, 1, 8192, 128, false},
+  };
+  for (const Case& c : cases) {
+    // q, k, v as one projection leaves them: (batch, tokens, heads, size)
+    const i64 q_row = c.heads * c.size, k_row = c.kv_heads * c.size;
+    bench::Floats q(c.batch * c.queries * q_row), k(c.batch * c.keys * k_row), v(c.batch * c.keys * k_row);
+    bench::Floats out(c.batch * c.queries * q_row);
+    const AttentionShape s{c.batch, c.heads, c.kv_heads, c.queries, c.keys, c.size, c.size,
+                           c.queries * q_row, c.size, q_row, c.keys * k_row, c.size, k_row,
+                           c.keys * k_row, c.size, k_row, c.queries * q_row, c.size, q_row, 0.1f, c.causal};
+    bench::Floats workspace(attention_workspace(s) / 4 + 1);
+    const double t = bench::best_time(
+        count, [&] { attention(pool, s, q.data, k.data, v.data, out.data, NoMask{}, workspace.data); });
+    double pairs = static_cast<double>(c.batch * c.heads * c.queries * c.keys);
+    if (c.causal) pairs -= static_cast<double>(c.batch * c.heads * c.queries * (c.queries - 1)) / 2;
+    const double gflops = 4 * pairs * static_cast<double>(c.size) / t * 1e-9;
+    printf("%-18s q %5lld k %5lld d %3lld  %9.1f us  %7.1f GFLOP/s  %5.1f %% of peak", c.what,
+           static_cast<long long>(c.queries), static_cast<long long>(c.keys), static_cast<long long>(c.size), t * 1e6,
+           gflops, 100 * gflops / peak);
+    if (c.queries == 1) printf("  %5.1f GB/s", static_cast<double>(c.batch * c.keys * k_row) * 8 / t * 1e-9);
+    printf("\n");
+  }
+}
