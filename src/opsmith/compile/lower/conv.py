@@ -184,7 +184,9 @@ class ConvCall:
 
 
 def convolve(node: Node, out: Lowering, shape: ConvCall, extra: list[fuse.ExtraLeaf], order: tuple[int, ...]) -> None:
-    algorithm = out.algorithms.get(node.ir, DIRECT)
+    algorithm = TRANSPOSED if node.ir.op_type == "ConvTranspose" else out.algorithms.get(node.ir, DIRECT)
+    if algorithm is DIRECT and shape.groups > 1 and shape.upsample == 1 and shape.weights.dims[:2] == (shape.groups, 1):
+        algorithm = DEPTHWISE
     packed = algorithm.pack(shape, out)
 
     def emit(target: View, epilogue: fuse.Epilogue) -> None:
@@ -233,14 +235,22 @@ class Algorithm:
         def weights() -> Array:
             return np.asarray(w.read(), np.float32)
 
+        strides, dilations = (shape.strides[0], shape.strides[1]), (shape.dilations[0], shape.dilations[1])
         if tile := _TILES.get(self.kernel):
             size, write = (tile + 2) ** 2 * c * columns, lambda: pack.pack_winograd(weights(), tile, lanes)
+        elif self is DEPTHWISE:
+            size, write = o * kh * kw, lambda: pack.pack_depthwise(weights())
+        elif self is TRANSPOSED:
+            size = groups * c * kh * kw * columns
+            write = lambda: pack.pack_conv_transposed(weights(), groups, strides, dilations, lanes)  # noqa: E731
         else:
             size, write = groups * c * kh * kw * columns, lambda: pack.pack_conv2d(weights(), groups, lanes)
         return out.packed(f"{self.kernel}({w.key})", DataType.FLOAT, size, 4, write).name
 
 
 _TILES = {"conv2d_winograd4": 4, "conv2d_winograd2": 2}
+TRANSPOSED = Algorithm("conv2d_transposed", "conv_transpose.hpp", "transposed convolution, phase by phase")
+DEPTHWISE = Algorithm("conv2d_depthwise", "depthwise.hpp", "depthwise convolution")
 DIRECT = Algorithm("conv2d", "conv.hpp", "convolution as an implicit matrix product")
 WINOGRAD4 = Algorithm(
     "conv2d_winograd4", "winograd.hpp", "3x3 convolution by Winograd F(4x4,3x3)", ("winograd F(4x4,3x3)",)
@@ -287,3 +297,83 @@ def _winograd_fits(node: Node, weights: Constant) -> bool:
         return False
     strides, dilations, _, _ = _geometry(node, 2)
     return strides == [1, 1] and dilations == [1, 1] and weights.dims[0] >= 16 and weights.dims[1] >= 16
+
+
+# --- ConvTranspose ---
+
+
+@infers("ConvTranspose")
+def _conv_transpose(node: Node) -> list[Abstract]:
+    x, w = node.input(0), node.input(1)
+    if x.dtype not in FLOATS or w.dtype not in FLOATS:
+        raise Unsupported(f"ConvTranspose on {x.dtype.name} stays with ONNX Runtime")
+    if w.constant is None:
+        raise Unsupported("the weights are not constant")
+    if x.rank not in (3, 4):
+        raise Unsupported(f"ConvTranspose on rank {x.rank}")
+    if x.dims[1] != w.constant.dims[0]:
+        if x.dims[1].value is not None:
+            raise Unsupported(f"{x.dims[1]} channels where the weights have {w.constant.dims[0]}")
+        node.checks.append(
+            (f"{x.dims[1].cpp()} == {w.constant.dims[0]}", "the number of channels differs from the weights'")
+        )
+    sizes, _ = _transposed_sizes(node, x.dims, list(w.constant.dims[2:]))
+    node.checks += [(f"{s.cpp()} >= 0", "the output would be empty") for s in sizes if s.value is None]
+    if any(s.value is not None and s.value < 0 for s in sizes):
+        raise Unsupported("the output would be empty")
+    return [abstract(x.dtype, [x.dims[0], w.constant.dims[1] * int(node.attribute("group", 1)), *sizes])]
+
+
+def _transposed_sizes(node: Node, dims: tuple[Dim, ...], kernel: list[int]) -> tuple[list[Dim], list[int]]:
+    """Output sizes and pads at the start."""
+    spatial = len(kernel)
+    strides, dilations, begin, end = _geometry(node, spatial)
+    extra = node.attribute("output_padding") or [0] * spatial
+    wanted, mode = node.attribute("output_shape"), node.attribute("auto_pad", "NOTSET")
+    sizes: list[Dim] = []
+    pads: list[int] = []
+    for i in range(spatial):
+        full = (dims[2 + i] - 1) * strides[i] + (extra[i] + (kernel[i] - 1) * dilations[i] + 1)
+        if wanted is None and mode in ("NOTSET", "VALID"):
+            pad = (0, 0) if mode == "VALID" else (begin[i], end[i])
+            sizes.append(full - sum(pad))
+            pads.append(pad[0])
+            continue
+        size = dim(wanted[-spatial + i]) if wanted is not None else dims[2 + i] * strides[i]
+        total = (full - size).value
+        if total is None:
+            raise Unsupported("the padding depends on a dynamic size")
+        total = max(0, total)
+        sizes.append(size)
+        pads.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
+    if any(p < 0 for p in pads):
+        raise Unsupported("negative padding")
+    return sizes, pads
+
+
+@lowers("ConvTranspose", anchor=True)
+def _lower_conv_transpose(node: Node, out: Lowering) -> None:
+    x = as_float(out.tensor(node.ir.inputs[0]), out)
+    constant = node.input(1).constant
+    assert constant is not None
+    flat = len(x.dims) == 3
+    groups = int(node.attribute("group", 1))
+    sizes, pads = _transposed_sizes(node, node.input(0).dims, list(constant.dims[2:]))
+    strides, dilations, _, _ = _geometry(node, len(sizes))
+    if flat:
+        strides, dilations, pads, sizes = [1, *strides], [1, *dilations], [0, *pads], [ONE, *sizes]
+    c, o = constant.dims[0] // groups, constant.dims[1] * groups
+    kernel = (1, constant.dims[2]) if flat else constant.dims[2:]
+    weights = Constant(
+        constant.key,
+        constant.dtype,
+        (o, c, *kernel),
+        (lambda: constant.read()[:, :, None, :]) if flat else constant.read,
+    )
+    bias = (
+        [fuse.ExtraLeaf(_per_channel(out.tensor(node.ir.inputs[2]), 1 if flat else 2), "acc + {0}")]
+        if node.has(2)
+        else []
+    )
+    shape = ConvCall(channels_last(as_image(x), out), weights, sizes, list(strides), list(dilations), pads, groups)
+    convolve(node, out, shape, bias, order=(0, 2, 1) if flat else NHWC)

@@ -286,6 +286,9 @@ def plan_epilogue(
 
     def leaf(name: str, view: View) -> bool:
         access = _access(view, dims, order, outer)
+        if access is None and view.dims == tuple(dims):
+            view = out.dense(view, order)
+            access = _access(view, dims, order, outer)
         if access is None:
             return False
         text, ld = access

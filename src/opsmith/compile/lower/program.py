@@ -146,6 +146,7 @@ class Lowering:
         self.views: dict[ir.Value, View] = {}
         self._outputs = {v: i for i, v in enumerate(outputs)}
         self._weight_buffers: dict[str, Buffer] = {}
+        self._copies: dict[tuple[Any, ...], View] = {}
         self._names: set[str] = {"run", "pool", "workspace", "arena", "watch", "weights"}
         self.node = ""
         self.nodes: list[str] = []
@@ -229,9 +230,13 @@ class Lowering:
         return self.copy(view, order)
 
     def copy(self, view: View, order: Sequence[int] | None = None) -> View:
-        target = self.allocate(view.dims, view.dtype, order, hint=f"{view.buffer.name}_copy")
-        self.emit_copy(view, target)
-        return target
+        """A copy in another order, made once: values never change after they are written."""
+        key = (view.buffer.name, view.offset, view.dims, view.strides, tuple(order or ()))
+        if key not in self._copies:
+            target = self.allocate(view.dims, view.dtype, order, hint=f"{view.buffer.name}_copy")
+            self.emit_copy(view, target)
+            self._copies[key] = target
+        return self._copies[key]
 
     def emit_copy(self, source: View, target: View) -> None:
         t, f = CPP[target.dtype], CPP[source.dtype]
