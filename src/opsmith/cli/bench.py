@@ -12,6 +12,7 @@ from opsmith.cli import console
 from opsmith.errors import OpsmithError
 from opsmith.measure import chart, inputs, peak, peers
 from opsmith.measure.bench import BenchResult, Entry, bench
+from opsmith.measure.units import duration, size
 
 PANEL = "Workbench"
 ORDER = 60
@@ -117,20 +118,6 @@ def _cost(entry: Entry) -> list[str]:
     times = duration(entry.load), duration(entry.first)
     counts = str(entry.samples), str(entry.disturbed), str(entry.left_out)
     return [entry.label, *times, size(entry.peak_rss), size(entry.size), *counts]
-
-
-def duration(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
-
-
-def size(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
 
 
 def _print_machine(found: peak.Peak) -> None:

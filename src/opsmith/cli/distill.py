@@ -10,9 +10,9 @@ from rich.markup import escape
 
 from opsmith import session, store
 from opsmith.cli import console
-from opsmith.cli.bench import size
 from opsmith.measure import inputs
 from opsmith.measure.distill import distill
+from opsmith.measure.units import size
 
 PANEL = "Workbench"
 ORDER = 64

@@ -10,7 +10,6 @@ import typer
 from rich.markup import escape
 
 from opsmith.cli import console
-from opsmith.cli.bench import duration, size
 from opsmith.measure import inputs
 from opsmith.measure.profile import (
     GroupDifference,
@@ -21,6 +20,7 @@ from opsmith.measure.profile import (
     profile,
     to_json,
 )
+from opsmith.measure.units import duration, size
 
 PANEL = "Workbench"
 ORDER = 61

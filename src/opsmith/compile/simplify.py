@@ -8,7 +8,7 @@ dead code goes last.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
@@ -23,10 +23,13 @@ FOLD_LIMIT = 1 << 16  # elements; larger results would copy weights into memory
 def simplify(model: ir.Model) -> None:
     known = {key for key in INFER if key[0] == "opsmith"}
     try:
-        ir.passes.Sequential(
-            passes.InlinePass(criteria=lambda f: (f.domain, f.name) not in known),
-            passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        )(model)
+        calls = {
+            v.name: n.name or v.name for n in model.graph for v in n.outputs if n.op_identifier() in model.functions
+        }
+        own = {node.name for node in model.graph}
+        passes.InlinePass(criteria=lambda f: (f.domain, f.name) not in known)(model)
+        name_after_calls(model.graph, calls, own)
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         logging.getLogger("onnxscript").setLevel(logging.ERROR)
         onnxscript.optimizer.fold_constants(model, input_size_limit=FOLD_LIMIT, output_size_limit=FOLD_LIMIT)
         ir.passes.Sequential(
@@ -39,6 +42,19 @@ def simplify(model: ir.Model) -> None:
     except Exception as error:
         raise OpsmithError(f"the graph could not be simplified: {' '.join(str(error).split())[:300]}") from error
     name_nodes(model.graph)
+
+
+def name_after_calls(graph: ir.Graph, calls: Mapping[str | None, str | None], own: Collection[str | None]) -> None:
+    """Inlined nodes are named after the call they come from ("linear_3/MatMul"), so that counters lead back to it."""
+    names: dict[ir.Node, str] = {}
+    for node in reversed(graph):
+        if node.name in own:
+            continue
+        call = next((calls[v.name] for v in node.outputs if v.name in calls), None)
+        readers = (names[user] for v in node.outputs for user in v.consumers() if user in names)
+        if call := call or next(readers, None):
+            names[node] = call
+            node.name = f"{call}/{node.op_type}"
 
 
 def name_nodes(graph: ir.Graph) -> None:

@@ -144,7 +144,9 @@ def kernel_origins(
     nodes = [node for node in reference.nodes if node.name in inside]
     owner: dict[str, int] = {}
     for call, name in calls:
-        if name in inside:
+        while name and name not in inside:  # an inlined node is named after its call: linear_3/MatMul
+            name = name.rpartition("/")[0]
+        if name:
             owner.setdefault(name, call)
     made_by = {value: node.name for node in nodes for value in node.outputs}
     for node in nodes:

@@ -29,6 +29,7 @@ import onnx_ir as ir
 from opsmith import machine, progress, settings, store
 from opsmith.errors import OpsmithError
 from opsmith.measure import bench, peak, trace
+from opsmith.measure.flops import flops
 from opsmith.measure.op_costs import node_flops
 from opsmith.measure.origins import Graph, graph_of, kernel_origins, origins, read_graph
 from opsmith.measure.worker import Worker
@@ -102,9 +103,9 @@ class Profile:
 
     def roofline(self, us: float, flops: int | None, moved: int | None) -> float | None:
         """The share of the time that the machine's peak would need: max(flops / peak, bytes / bandwidth) / time."""
-        if self.limits is None or not us or (not flops and not moved):
+        if self.limits is None or not us or moved is None or (not flops and not moved):
             return None
-        least = max((flops or 0) / self.limits.flops, (moved or 0) / self.limits.bandwidth)
+        least = max((flops or 0) / self.limits.flops, moved / self.limits.bandwidth)
         return least * 1e6 / us
 
     def by_op(self) -> list[OpRow]:
@@ -114,13 +115,13 @@ class Profile:
         found = []
         for op, rows in groups.items():
             us = sum(r.us for r in rows)
-            flops = _total([r.flops for r in rows])
+            counted = _total([r.flops for r in rows])
             moved = _total([r.bytes for r in rows])
             least = [self.roofline(r.us, r.flops, r.bytes) for r in rows]
             # Per node, then weighted by time: a mix of small and large nodes is not one big node.
             share = None if None in least or not us else sum((x or 0) * r.us for x, r in zip(least, rows)) / us
             count = sum(r.count for r in rows)
-            found.append(OpRow(op, count, us, us / self.latency_us, flops, moved, share))
+            found.append(OpRow(op, count, us, us / self.latency_us, counted, moved, share))
         return sorted(found, key=lambda r: -r.us)
 
     def to_dict(self) -> dict[str, Any]:
@@ -247,9 +248,8 @@ def _profile(
     rows = _rows(kept, proto, read_graph(graph_path), shapes)
     if compiled:
         text = counters.read_bytes()[skipped:].decode() if counters.exists() else ""
-        rows = _open_regions(
-            rows, trace.read_kernels(text), runs, chosen, candidate.path, read_graph(graph_path), notes
-        )
+        costs = _work(graph_path, feed)
+        rows = _open_regions(rows, trace.read_kernels(text), runs, chosen, read_graph(graph_path), costs, notes)
     limits = peak.cached()
     if limits is None:
         notes.append("distance to the roofline unknown: run `opsmith bench --machine` once")
@@ -384,15 +384,14 @@ def _open_regions(
     calls: Sequence[trace.KernelCall],
     runs: int,
     chosen: Sequence[int],
-    path: Path,
     reference: Graph,
+    work: Mapping[str, int | None],
     notes: list[str],
 ) -> list[Row]:
     """Put the kernels of each compiled region in the place of its one opaque node."""
     lines: dict[str, list[trace.KernelCall]] = collections.defaultdict(list)
     for call in calls:
         lines[call.region].append(call)
-    nodes_of = {r["name"]: r["nodes"] for r in store.read_record(path)["compiled"].get("regions", [])}
     found = []
     for row in rows:
         region = row.name if row.name in lines else row.op
@@ -404,17 +403,24 @@ def _open_regions(
             notes.append(f"{region}: its kernel counters do not divide into {runs} runs; all of them are used")
         use = lines[region] if rest else [c for i in chosen for c in lines[region][i * per_run : (i + 1) * per_run]]
         share = runs if rest else len(chosen)
-        found += _kernel_rows(region, use, share, row, nodes_of.get(region, ()), reference)
+        found += _kernel_rows(region, use, share, row, reference, work)
     return found
 
 
 def _kernel_rows(
-    region: str, calls: Sequence[trace.KernelCall], runs: int, row: Row, nodes: Sequence[str], reference: Graph
+    region: str,
+    calls: Sequence[trace.KernelCall],
+    runs: int,
+    row: Row,
+    reference: Graph,
+    work: Mapping[str, int | None],
 ) -> list[Row]:
     groups: dict[int, list[trace.KernelCall]] = collections.defaultdict(list)
     for call in calls:
         groups[call.call].append(call)
-    covered = kernel_origins(reference, nodes, [(number, group[0].node) for number, group in sorted(groups.items())])
+    covered = kernel_origins(
+        reference, row.origin, [(number, group[0].node) for number, group in sorted(groups.items())]
+    )
     return [
         Row(
             name=f"{region}/{number} {group[0].node}",
@@ -422,13 +428,28 @@ def _kernel_rows(
             kind="kernel",
             count=max(1, round(len(group) / runs)),
             us=sum(c.us for c in group) / runs,
-            flops=round(sum(c.flops for c in group) / runs),
-            bytes=round(sum(c.bytes for c in group) / runs),
-            origin=covered.get(number, row.origin if not nodes else ()),
+            # Zero: the compiler could not write the size as a formula.
+            flops=round(sum(c.flops for c in group) / runs) or _known_work(covered.get(number, ()), work),
+            bytes=round(sum(c.bytes for c in group) / runs) or None,
+            origin=covered.get(number, ()),
             region=region,
         )
         for number, group in sorted(groups.items())
     ]
+
+
+def _work(path: Path, feed: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, int | None]:
+    """FLOPs of each node of a model by name, as far as they can be counted."""
+    try:
+        cost = flops(path, {name: array.shape for name, array in feed.items()})
+    except OpsmithError:
+        return {}
+    return {node.name or node.outputs[0]: node.flops for node in cost.nodes}
+
+
+def _known_work(names: Sequence[str], work: Mapping[str, int | None]) -> int | None:
+    found = [work.get(name) for name in names]
+    return sum(f for f in found if f) if found and None not in found else None
 
 
 def kernel_type(kernel: str) -> str:

@@ -1,0 +1,69 @@
+"""opsmith compare A B"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from opsmith.cli import bench as bench_command
+from opsmith.cli import console
+from opsmith.cli import profile as profile_command
+from opsmith.measure import inputs
+from opsmith.measure.compare import CompareResult, compare
+from opsmith.measure.units import size
+
+PANEL = "Workbench"
+ORDER = 62
+
+
+def command(
+    a: Annotated[Path, typer.Argument(help="The variant to start from.")],
+    b: Annotated[Path, typer.Argument(help="The variant to compare with it.")],
+    nodes: Annotated[int, typer.Option(help="How many groups of nodes to show.")] = 10,
+    threads: Annotated[int | None, typer.Option(help="Threads; default all cores.")] = None,
+    seconds: Annotated[float, typer.Option(help="Time to spend on measuring, about.")] = 10.0,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Random inputs of this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
+    rtol: Annotated[float | None, typer.Option(help="Relative tolerance of outputs; default 1e-3 for fp32.")] = None,
+    atol: Annotated[float | None, typer.Option(help="Absolute tolerance of outputs; default 1e-4 for fp32.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """What changed from A to B: operators, outputs, speed, and where the time went; exit code 1 if outputs differ."""
+    fixed = inputs.parse_fixed(shape or [])
+    result = compare(a, b, threads=threads, seconds=seconds, shapes=fixed, seed=seed, rtol=rtol, atol=atol)
+    if as_json:
+        print(result.to_json())
+    else:
+        _print(result, nodes)
+    if not (result.verified.ok and result.bench.verified):
+        raise typer.Exit(1)
+
+
+def _print(result: CompareResult, nodes: int) -> None:
+    labels = [escape(entry.label) for entry in result.bench.entries]
+    table = console.table("graph", *(f">{label}" for label in labels), ">change")
+    for name in ("nodes", "parameters"):
+        x, y = getattr(result.a, name), getattr(result.b, name)
+        texts = ["packed" if n is None else f"{n:,}" for n in (x, y)]
+        table.add_row(name, *texts, "" if x is None or y is None else f"{y - x:+,}")
+    table.add_row("size", size(result.a.size), size(result.b.size), "")
+    for op, x, y in result.ops:
+        table.add_row(escape(op), str(x), str(y), f"{y - x:+}")
+    console.show(table)
+    console.say("")
+    outputs = console.table("output", ">max abs", ">max rel", ">cosine", "")
+    for check in result.verified.worst:
+        verdict = "[green]same[/]" if check.ok else f"[red]{escape(check.problem or '')}[/]"
+        outputs.add_row(
+            escape(check.name), f"{check.max_abs:.3g}", f"{check.max_rel:.3g}", f"{check.cosine:.6f}", verdict
+        )  # fmt: skip
+    console.show(outputs)
+    console.say("")
+    bench_command.print_result(result.bench)
+    console.say("")
+    profile_command.print_comparison(result.profiles[0], result.profiles[1], nodes)

@@ -1,0 +1,63 @@
+"""All figures of a report as one JSON document."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from opsmith import machine, store
+from opsmith._version import __version__
+from opsmith.measure import peak
+from opsmith.measure import profile as profiling
+from opsmith.measure.bench import bench, expand, finite, labels
+from opsmith.measure.compare import graph_facts
+
+
+def gather(
+    folder: store.PathLike,
+    *,
+    threads: int | None = None,
+    seconds: float = 30.0,
+    rounds: int | None = None,
+    processes: int | None = None,
+    iterations: int | None = None,
+    shapes: Mapping[str, int | Sequence[int]] | None = None,
+    seed: int = 0,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> dict[str, Any]:
+    """Bench and profile every variant of FOLDER and collect what their files say."""
+    paths = expand(folder)
+    timed = bench(
+        paths, threads=threads, seconds=seconds, rounds=rounds, processes=processes, shapes=shapes, seed=seed,
+        rtol=rtol, atol=atol,
+    )  # fmt: skip
+    profiles = profiling.profile(paths, threads=threads, iterations=iterations, shapes=shapes, seed=seed)
+    limits = peak.cached()
+    at = limits.at(timed.threads) if limits else None
+    data = {
+        "title": paths[0].absolute().parent.parent.name if len(paths) > 1 else paths[0].stem,
+        "opsmith": __version__,
+        "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": {
+            "cpu": machine.cpu_name(),
+            "cores": machine.cores(),
+            "memory": machine.memory_bytes(),
+            "peak_flops": at.flops if at else None,
+            "bandwidth": at.bandwidth if at else None,
+        },
+        "bench": timed.to_dict(),
+        **json.loads(profiling.to_json(profiles)),
+        "variants": [_facts(label, path) for label, path in zip(labels(paths), paths)],
+    }
+    found: dict[str, Any] = json.loads(json.dumps(finite(data), default=str))
+    return found
+
+
+def _facts(label: str, path: Path) -> dict[str, Any]:
+    record = store.read_record(path)
+    return {"label": label, "file": path.name, **dataclasses.asdict(graph_facts(path)), "record": record}
