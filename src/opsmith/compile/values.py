@@ -63,6 +63,7 @@ class Constant:
     dtype: ir.DataType
     dims: tuple[int, ...]
     read: Callable[[], Array]
+    stored: Constant | None = None  # the same numbers in a smaller type, if this is a widened copy of them
 
     @property
     def size(self) -> int:
@@ -72,7 +73,13 @@ class Constant:
         self, name: str, dims: Sequence[int], f: Callable[[Array], Array], dtype: ir.DataType | None = None
     ) -> Constant:
         """A constant made of this one: computed when it is read, so nothing is copied before that."""
-        return Constant(f"{name}({self.key})", dtype or self.dtype, tuple(dims), lambda: f(self.read()))
+        stored = self.stored.map(name, dims, f) if self.stored is not None and dtype is None else None
+        return Constant(f"{name}({self.key})", dtype or self.dtype, tuple(dims), lambda: f(self.read()), stored)
+
+    def widened(self, dtype: ir.DataType) -> Constant:
+        """Cast to a type that holds every number exactly; kernels that read the narrow type use `stored`."""
+        target = dtype.numpy()
+        return Constant(f"{dtype.name}({self.key})", dtype, self.dims, lambda: self.read().astype(target), self)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

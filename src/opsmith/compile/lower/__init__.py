@@ -45,8 +45,8 @@ def lower_region(
     out.algorithms = conv.plan_algorithms(known.values(), target)
     groups = fuse.make_groups(nodes, facts, outputs)
     for node in nodes:
-        if all(facts[o].elements is not None for o in node.outputs):
-            continue  # shape arithmetic: it lives in the sizes of others
+        if all(facts[o].elements is not None or facts[o].constant is not None for o in node.outputs):
+            continue  # shape arithmetic lives in the sizes of others, constants in the weight file
         lower_node(known[node], groups.get(node), out, known)
     out.finish(outputs)
     return program

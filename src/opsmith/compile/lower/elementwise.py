@@ -18,6 +18,7 @@ from opsmith.compile.values import (
     FLOATS,
     INTEGERS,
     Abstract,
+    Constant,
     DataType,
     Element,
     FloatScalar,
@@ -338,7 +339,15 @@ def infer(node: Node) -> list[Abstract]:
     for value in present:
         dims = broadcast_dims(node, dims, value.dims)
     elements = _elements(node, present, dims, dtype)
-    return [Abstract(dtype, dims, elements)]
+    return [Abstract(dtype, dims, elements, _widened(node, dtype))]
+
+
+def _widened(node: Node, dtype: DataType) -> Constant | None:
+    """Weights stored in half precision and cast to float are still weights."""
+    constant = node.input(0).constant
+    if node.ir.op_type not in ("Cast", "CastLike") or constant is None or dtype != DataType.FLOAT:
+        return None
+    return constant.widened(dtype) if constant.dtype in (DataType.FLOAT16, DataType.BFLOAT16) else None
 
 
 def key_of_node(node: Node) -> tuple[str, str]:

@@ -32,7 +32,8 @@ def make_groups(
     group_of: dict[ir.Node, Group] = {}
     for node in reversed(nodes):
         elementwise, anchor = key_of(node) in SPECS, key_of(node) in ANCHORS
-        if not (elementwise or anchor) or facts[node.outputs[0]].elements is not None:
+        fact = facts[node.outputs[0]]
+        if not (elementwise or anchor) or fact.elements is not None or fact.constant is not None:
             continue
         target = _shared_group(node, facts, kept, inside, group_of)
         if target is not None and anchor and target.anchor is None:

@@ -160,7 +160,8 @@ def linear(
 
 
 def pack_gemm(out: Lowering, weights: Constant) -> Buffer:
-    """Weights (K, N) packed for the GEMM, in their own storage type."""
+    """Weights (K, N) packed for the GEMM, in their own storage type: half-precision weights are read as such."""
+    weights = weights.stored or weights
     k, n = weights.dims
     lanes = out.target.lanes
     return out.packed(
