@@ -113,7 +113,7 @@ def write(
 ) -> None:
     """Pack, emit, build, convert, verify, measure. The variant appears only when all of it worked."""
     data = draft.path.with_name(f"{draft.path.name}.data")
-    blobs = pack(cut, data)
+    blobs = pack_weights(cut, data)
     clock.lap("pack")
     result.sources, domain = emit(cut, blobs)
     library = make_library(result.sources, domain, draft, tool) if cut.regions else None
@@ -181,8 +181,8 @@ def partition(model: ir.Model, wanted: str, target: Target, slow: Mapping[str, s
     opset = model.opset_imports.get("", 1)
     analysis = analyse(model.graph, opset)
     for node in model.graph:
-        if slow and node.name in slow:
-            analysis.reasons[node] = slow[node.name]
+        if slow and (node.name or "") in slow:
+            analysis.reasons[node] = slow[node.name or ""]
     choose = chooser(wanted, model)
     while True:
         found = [r for r in make_regions(model.graph, analysis, choose) if _runs_something(r, analysis)]
@@ -224,7 +224,7 @@ def whole(cut: Cut) -> bool:
     return len(cut.regions) == 1 and not cut.analysis.reasons
 
 
-def pack(cut: Cut, data: Path) -> list[Blob]:
+def pack_weights(cut: Cut, data: Path) -> list[Blob]:
     with progress.task("packing weights", sum(len(p.weights) for p in cut.programs)) as step:
         return write_weights(cut.programs, data, lambda _: step())
 

@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common as passes
 
 from opsmith.compile.lower.program import Program
 from opsmith.compile.partition import Region
@@ -109,8 +110,8 @@ def replace_regions(model: ir.Model, regions: Sequence[Region], blobs: Sequence[
     graph.sort()
     model.opset_imports[domain] = 1
     graph.opset_imports[domain] = 1
-    ir.passes.common.RemoveUnusedNodesPass()(model)
-    ir.passes.common.RemoveUnusedFunctionsPass()(model)
+    passes.RemoveUnusedNodesPass()(model)
+    passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
 
 
 def save_converted(model: ir.Model, path: Path, data: Path) -> None:
@@ -131,7 +132,7 @@ def save_converted(model: ir.Model, path: Path, data: Path) -> None:
                 start,
                 tensor.nbytes,
                 tensor.dtype,
-                shape=tensor.shape,
+                shape=ir.Shape(tensor.shape.numpy()),
                 name=value.name or "",
                 base_dir=data.parent,
             )

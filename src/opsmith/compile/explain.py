@@ -63,14 +63,14 @@ def explain(src: ModelLike, node: str, *, regions: str = "all", strict: bool = F
 
 def _structure(model: ir.Model) -> onnx.ModelProto:
     """The graph as a proto without its weights."""
-    graph = ir.GraphView(model.graph.inputs, model.graph.outputs, nodes=list(model.graph), name=model.graph.name)
     proto = onnx.ModelProto()
-    proto.graph.CopyFrom(ir.to_proto(graph))
+    proto.graph.node.extend(ir.to_proto(node) for node in model.graph)
+    proto.graph.input.extend(ir.to_proto(value) for value in model.graph.inputs)
     return proto
 
 
 def _find(proto: onnx.ModelProto, wanted: str) -> str:
-    names = [n.name for n in proto.graph.node]
+    names: list[str] = [n.name for n in proto.graph.node]
     if wanted in names:
         return wanted
     found = [n for n in names if fnmatch.fnmatchcase(n, wanted)] or [n for n in names if wanted in n]

@@ -117,7 +117,8 @@ def _in_turns(before: Any, after: Any, feed: Feed) -> Timing:
     fed = {n: a for n, a in feed.items() if n in known}
     _run(before, fed, 1)
     _run(after, fed, 1)
-    first, second = [], []
+    first: list[float] = []
+    second: list[float] = []
     started = time.perf_counter()
     while len(first) < 3 or (time.perf_counter() - started < SECONDS and len(first) < 50):
         first += _run(before, fed, 1)

@@ -27,7 +27,7 @@ def plan_memory(program: Program) -> list[Slot]:
     slots: list[Slot] = []
     waiting = sorted((b for b in program.buffers if b.place == "arena" and b.first >= 0), key=lambda b: b.first)
     for buffer in waiting:
-        size = max(1, estimate(buffer.elements)) * buffer.dtype.itemsize
+        size = max(1, estimate(buffer.elements)) * int(buffer.dtype.itemsize)
         free = [s for s in slots if s.free_from <= buffer.first]
         # The tightest slot that is large enough; else the largest one, which then grows; else a new one.
         fitting = [s for s in free if size <= s.typical <= 4 * size + 65536]

@@ -36,7 +36,7 @@ def simplify(model: ir.Model) -> None:
             passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
             passes.CommonSubexpressionEliminationPass(),
             passes.RemoveUnusedNodesPass(),
-            passes.RemoveUnusedFunctionsPass(),
+            passes.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
             passes.ShapeInferencePass(),  # ranks and types behind nodes that stay with ORT
         )(model)
     except Exception as error:

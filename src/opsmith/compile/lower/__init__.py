@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from opsmith.compile.lower import conv, fuse
 from opsmith.compile.lower.infer import infer_nodes
-from opsmith.compile.lower.program import Lowering, Port, Program, Target, identifier, input_name
+from opsmith.compile.lower.program import Group, Lowering, Port, Program, Target, identifier, input_name
 from opsmith.compile.lower.registry import INFER, LOWER, Node, key_of
 from opsmith.compile.values import Abstract, Buffer, Unsupported
 
@@ -52,7 +52,7 @@ def lower_region(
     return program
 
 
-def lower_node(node: Node, group: fuse.Group | None, out: Lowering, known: dict[ir.Node, Node]) -> None:
+def lower_node(node: Node, group: Group | None, out: Lowering, known: dict[ir.Node, Node]) -> None:
     out.node = node.name
     out.nodes = [node.name]
     for condition, message in node.checks:

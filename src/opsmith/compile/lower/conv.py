@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from opsmith.compile import pack
-from opsmith.compile.dims import ONE, Dim, dim, estimate, floor_div, product
+from opsmith.compile.dims import ONE, Dim, DimLike, dim, estimate, floor_div, product
 from opsmith.compile.lower import fuse
 from opsmith.compile.lower.matmul import anchored, as_float
 from opsmith.compile.lower.program import Lowering, Target
@@ -159,7 +159,7 @@ class ConvCall:
         n, c, h, w = self.x.dims
         o, _, kh, kw = self.weights.dims
         pixel = self.x.strides[3]
-        fields = [
+        fields: list[DimLike] = [
             n,
             h,
             w,
@@ -269,7 +269,7 @@ def plan_algorithms(nodes: Iterable[Node], target: Target) -> dict[ir.Node, Algo
     convs = [n for n in nodes if n.ir.op_type == "Conv" and n.ir.domain in ("", "ai.onnx")]
     if target.strict:
         return {}
-    total = sum(c.size for n in nodes for v in n.inputs if v is not None and (c := v.constant) is not None) * 4
+    total = sum(v.constant.size for n in nodes for v in n.inputs if v is not None and v.constant is not None) * 4
     budget = max(GROWTH * total, FREE_BYTES)
     wanted: list[tuple[float, Node, int]] = []
     for node in convs:

@@ -14,9 +14,21 @@ from opsmith.compile import pack
 from opsmith.compile.dims import ONE, ZERO, Dim, product
 from opsmith.compile.lower import fuse
 from opsmith.compile.lower.elementwise import broadcast_dims
-from opsmith.compile.lower.program import Lowering, short_name
+from opsmith.compile.lower.program import Group, Lowering, short_name
 from opsmith.compile.lower.registry import Node, infers, lowers
-from opsmith.compile.values import CPP, FLOATS, Abstract, Array, Buffer, Constant, DataType, Unsupported, View, abstract
+from opsmith.compile.values import (
+    CPP,
+    FLOATS,
+    Abstract,
+    Array,
+    Buffer,
+    Constant,
+    DataType,
+    Unsupported,
+    View,
+    abstract,
+    float_literal,
+)
 
 
 def _need_floats(node: Node, *indices: int) -> None:
@@ -86,7 +98,7 @@ def _lower_gemm(node: Node, out: Lowering) -> None:
         left = left.with_(left.dims[::-1], left.strides[::-1])
     extra: list[fuse.ExtraLeaf] = []
     if node.has(2):
-        scale = "" if beta == 1.0 else f" * splat({fuse.float_literal(beta)})"
+        scale = "" if beta == 1.0 else f" * splat({float_literal(beta)})"
         extra = [fuse.ExtraLeaf(out.tensor(node.ir.inputs[2]), f"acc + {{0}}{scale}")]
     right = node.input(1).constant
     transposed = bool(node.attribute("transB", 0))
@@ -100,7 +112,7 @@ def _lower_gemm(node: Node, out: Lowering) -> None:
     if transposed:
         view = view.with_(view.dims[::-1], view.strides[::-1])
     if alpha != 1.0:
-        scale = f"acc * splat({fuse.float_literal(alpha)})"
+        scale = f"acc * splat({float_literal(alpha)})"
         extra = [fuse.ExtraLeaf(e.view, e.template.replace("acc", f"({scale})")) for e in extra]
         if not extra:
             one = out.weight(Constant("alpha:1", DataType.FLOAT, (1,), lambda: np.ones(1, np.float32)))
@@ -206,7 +218,7 @@ def anchored(
         if epilogue is not None:
             emit(out.result(group.root.outputs[0], order), epilogue)
             return
-    plain = fuse.Group(anchor, [], anchor)
+    plain = Group(anchor, [], anchor)
     if not column and not extra:
         epilogue = fuse.Epilogue(fuse.IDENTITY, "", "", [], "", "", 0)
     else:
@@ -215,7 +227,7 @@ def anchored(
         raise Unsupported("an operand cannot be read row by row")
     emit(out.result(anchor.outputs[0], order), epilogue)
     if group.nodes:
-        fuse.lower_map(fuse.Group(group.root, group.nodes), out, out.known)
+        fuse.lower_map(Group(group.root, group.nodes), out, out.known)
 
 
 # --- both sides computed ---
@@ -296,7 +308,7 @@ def batched(node: Node, out: Lowering, left: View, right: View, extra: Sequence[
             raise Unsupported("an added operand in a looped product")
         emit(out.result(node.ir.outputs[0]), plain)
         if group.nodes:
-            fuse.lower_map(fuse.Group(group.root, group.nodes), out, out.known)
+            fuse.lower_map(Group(group.root, group.nodes), out, out.known)
         return
     anchored(node, out, emit, extra, outer=False)
 

@@ -9,7 +9,7 @@ import numpy as np
 from opsmith.compile.dims import ONE, Dim, dim, product
 from opsmith.compile.lower import fuse
 from opsmith.compile.lower.matmul import _even_rows, anchored
-from opsmith.compile.lower.program import Lowering
+from opsmith.compile.lower.program import Group, Lowering
 from opsmith.compile.lower.registry import Node, infers, lowers
 from opsmith.compile.values import CPP, FLOATS, Abstract, Unsupported, View, float_literal
 
@@ -103,7 +103,7 @@ def _lower_layer_norm(node: Node, out: Lowering) -> None:
         plain = fuse.Epilogue(fuse.IDENTITY, "", "", [], "", "", 0)
         emit(out.result(node.ir.outputs[0]), plain)
         if out.group.nodes:
-            fuse.lower_map(fuse.Group(out.group.root, out.group.nodes), out, out.known)
+            fuse.lower_map(Group(out.group.root, out.group.nodes), out, out.known)
         return
     anchored(node, out, emit)
 
@@ -232,7 +232,7 @@ def _lower_group_norm(node: Node, out: Lowering) -> None:
     plain = fuse.Epilogue(_SILU if silu else fuse.IDENTITY, "", "", [], "", "", 0)
     emit(out.result(node.ir.outputs[0]), plain)
     if out.group.nodes:
-        fuse.lower_map(fuse.Group(out.group.root, out.group.nodes), out, out.known)
+        fuse.lower_map(Group(out.group.root, out.group.nodes), out, out.known)
 
 
 _SILU = "[](F acc, Row, i64, auto) -> F { return silu(acc); }"

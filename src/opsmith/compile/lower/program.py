@@ -399,9 +399,9 @@ class Lowering:
         for v in (*reads, *writes):
             if isinstance(v, View):
                 touched = product(d for d, s in zip(v.dims, v.strides) if s != 0)
-                moved = moved + touched * v.dtype.itemsize
+                moved = moved + touched * int(v.dtype.itemsize)
             else:
-                moved = moved + v.elements * v.dtype.itemsize
+                moved = moved + v.elements * int(v.dtype.itemsize)
         self.program.calls.append(
             Call(
                 kernel,

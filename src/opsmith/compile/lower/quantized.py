@@ -1,19 +1,17 @@
 """Products with weights of 8 or 4 bits in blocks: the kernel reads the packed integers directly.
 
-    x (..., K) @ dequantize(q (K, N), scales (K / block, N)) -> (..., N)
+x (..., K) @ dequantize(q (K, N), scales (K / block, N)) -> (..., N)
 """
 
 from __future__ import annotations
 
-import numpy as np
-
 from opsmith.compile import pack
-from opsmith.compile.dims import product
+from opsmith.compile.dims import DimLike, product
 from opsmith.compile.lower import fuse
 from opsmith.compile.lower.matmul import _even_rows, anchored
 from opsmith.compile.lower.program import Lowering
 from opsmith.compile.lower.registry import Node, infers, lowers
-from opsmith.compile.values import CPP, FLOATS, Abstract, DataType, Unsupported, View, abstract
+from opsmith.compile.values import CPP, FLOATS, Abstract, Array, DataType, Unsupported, View, abstract
 
 
 @infers("com.microsoft::MatMulNBits")
@@ -44,7 +42,7 @@ def _lower_matmul_nbits(node: Node, out: Lowering) -> None:
     columns, blocks = -(-n // lanes) * lanes, -(-k // block)
     size = blocks * (columns * (int(scale_type.itemsize) + zero) + block * columns * bits // 8)
 
-    def weights() -> np.ndarray:  # type: ignore[type-arg]
+    def weights() -> Array:
         return pack.pack_quantized(
             pack.unpack_matmul_nbits(
                 node.array(1, "the weights"), node.array(2, "the scales"), node.array(3, "the zero points") if zero else None,
@@ -69,8 +67,15 @@ def _lower_matmul_nbits(node: Node, out: Lowering) -> None:
             f"product with {bits}-bit weights{'; then ' + epilogue.comment if epilogue.comment else ''}",
         )
         lda = left.strides[-2] if len(left.dims) > 1 else left.dims[-1]
-        numbers = [rows, n, k, block]
-        arguments = [*(out.cpp(v) for v in numbers), out.pointer(left), out.cpp(lda), store.name, out.pointer(target), str(n)]
+        numbers: list[DimLike] = [rows, n, k, block]
+        arguments = [
+            *(out.cpp(v) for v in numbers),
+            out.pointer(left),
+            out.cpp(lda),
+            store.name,
+            out.pointer(target),
+            str(n),
+        ]
         out.call(
             name,
             f"{name}(pool, {', '.join(arguments)}, {out.cpp(product(target.dims[1:-1]))}{epilogue.arguments});",

@@ -51,7 +51,7 @@ def _constant(node: Node) -> list[Abstract]:
             raise Unsupported(f"Constant with {name} stays with ONNX Runtime")
         if dtype not in CPP:
             raise Unsupported(f"element type {dtype.name} stays with ONNX Runtime")
-        return [of_constant(Constant(node.ir.outputs[0].name or node.name, dtype, array.shape, lambda a=array: a))]
+        return [of_constant(Constant(node.ir.outputs[0].name or node.name, dtype, array.shape, array.view))]
     raise Unsupported("Constant without a value")
 
 
