@@ -45,7 +45,14 @@ struct Quantized {
   OPSMITH_INLINE static F widen8(const uint8_t* p) {
     Vec<int8_t> q;
     memcpy(&q, p, sizeof q);
-    return __builtin_convertvector(__builtin_convertvector(q, I), F);
+#if defined(__AVX512F__)  // g++ 12 converts int8 to int32 one by one
+    I wide = (I)_mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)q);
+#elif defined(__AVX2__)
+    I wide = (I)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(__builtin_bit_cast(long long, q)));
+#else
+    I wide = __builtin_convertvector(q, I);
+#endif
+    return __builtin_convertvector(wide, F);
   }
   // Value j (of 8) of W columns whose words are given.
   OPSMITH_INLINE static F nibble(I words, int j) {
