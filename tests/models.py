@@ -10,6 +10,7 @@ of the libraries involved, so that a second run costs nothing.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -57,18 +58,14 @@ def _once(name: str, make: Callable[[Path], None]) -> Path:
     for old in cache_folder().glob("tiny-*"):
         if old != home and old.stat().st_mtime < home.stat().st_mtime - 3 * 86400:
             shutil.rmtree(old, ignore_errors=True)
-    # The last path component is kept: a variant's file is named after its model folder.
-    temporary = Path(tempfile.mkdtemp(prefix=".making.", dir=home))
-    try:
-        made = temporary / target.name
-        make(made)
-        try:
+    with (home / f".{name.replace('/', '-')}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the second worker waits instead of making the same model
+        if target.exists():
+            return target
+        with tempfile.TemporaryDirectory(prefix=".making.", dir=home) as temporary:
+            made = Path(temporary) / target.name  # a variant's file is named after its model folder
+            make(made)
             made.rename(target)
-        except OSError:
-            if not target.exists():  # else another worker was faster
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 

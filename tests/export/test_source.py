@@ -196,3 +196,16 @@ def test_other_pipelines_are_refused(tmp_path: Path) -> None:
     (folder / "model_index.json").write_text(json.dumps(index))
     with pytest.raises(OpsmithError, match="text_encoder is T5EncoderModel, not CLIPTextModel"):
         opsmith.export(folder, tmp_path / "out")
+
+
+def test_half_precision_files_alone_are_read_as_float32(tmp_path: Path) -> None:
+    from transformers import BertModel
+
+    folder = tmp_path / "source"
+    model = BertModel.from_pretrained(models.tiny_source("bert")).half()
+    model.save_pretrained(folder, variant="fp16")
+    assert [f.name for f in folder.glob("*.safetensors")] == ["model.fp16.safetensors"]
+    opsmith.export(folder, tmp_path / "out", exporter="torchscript")
+    stored = weights(tmp_path / "out")["embeddings.word_embeddings.weight"]
+    assert stored.dtype == np.float32
+    np.testing.assert_array_equal(stored, model.embeddings.word_embeddings.weight.detach().float().numpy())

@@ -185,7 +185,12 @@ def load_transformers(source: Source, cls: Any, part: str = "", *, optional: str
                 build = getattr(cls, "_from_config", None) or cls.from_config
                 return _stirred(build(config, dtype=torch.float32))
         model, loading = cls.from_pretrained(
-            folder, use_safetensors=True, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            folder,
+            variant=_precision(folder),
+            use_safetensors=True,
+            dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
         )
     missing = sorted(loading["missing_keys"])
     if missing and optional and all(key.startswith(f"{optional}.") for key in missing):
@@ -205,11 +210,9 @@ def load_diffusers(source: Source, cls: Any, part: str) -> Any:
         if source.random:
             with _seeded(source.seed):
                 return _stirred(cls.from_config(source.config(part)))
-        # Some repositories carry the half-precision files only.
-        plain = [f for f in folder.glob("*.safetensors") if ".fp16." not in f.name]
         model, loading = cls.from_pretrained(
             folder,
-            variant=None if plain else "fp16",
+            variant=_precision(folder),
             use_safetensors=True,
             torch_dtype=torch.float32,
             local_files_only=True,
@@ -217,6 +220,12 @@ def load_diffusers(source: Source, cls: Any, part: str) -> Any:
         )
     _refuse_missing(source, part, sorted(loading["missing_keys"]))
     return _frozen(model)
+
+
+def _precision(folder: Path) -> str | None:
+    """Some repositories carry the half-precision files only: `model.fp16.safetensors`."""
+    files = [f.name for f in folder.glob("*.safetensors")]
+    return "fp16" if all(".fp16" in name for name in files) else None
 
 
 def _refuse_missing(source: Source, part: str, missing: Sequence[str]) -> None:
