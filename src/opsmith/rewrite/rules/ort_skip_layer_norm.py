@@ -1,4 +1,8 @@
-"""SkipLayerNorm(x, skip, scale, bias) -> SkipLayerNormalization(x, skip, scale, bias) of ONNX Runtime"""
+"""SkipLayerNorm(x, skip, scale, bias) -> SkipLayerNormalization(x, skip, scale, bias) of ONNX Runtime on CUDA
+
+Not on CPU, although it has a kernel there: measured on 1.31.1 with x (1,256,768) and one thread, that kernel takes 1.07 ms
+where Add and LayerNormalization take 0.22 ms.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from opsmith.rewrite.rule import Site, attribute, input_of, rank_of, rule
     "SkipLayerNorm(x, skip) -> com.microsoft.SkipLayerNormalization(x, skip)",
     roots=("opsmith.SkipLayerNorm",),
     level=3,
-    targets=("ort-cpu", "ort-cuda"),
+    targets=("ort-cuda",),
     makes=("com.microsoft.SkipLayerNormalization",),
 )
 def ort_skip_layer_norm(site: Site) -> None:
