@@ -151,9 +151,12 @@ def test_a_damaged_record_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "v" / "opsmith.json").write_text("{")
     with pytest.raises(OpsmithError, match="not valid JSON"):
         load(path)
-    (tmp_path / "v" / "opsmith.json").write_text('{"compiled": {"cpu_features": []}}')
-    with pytest.raises(OpsmithError, match="names no library"):
-        load(path)
+    for damaged in ('{"compiled": {"library": 3}}', '{"compiled": "yes"}'):
+        (tmp_path / "v" / "opsmith.json").write_text(damaged)
+        with pytest.raises(OpsmithError, match="is damaged"):
+            load(path)
+    (tmp_path / "v" / "opsmith.json").write_text('{"compiled": {"library": null}}')  # nothing was worth compiling
+    load(path)
 
 
 def test_a_library_for_another_cpu_or_a_missing_one_is_refused(tmp_path: Path) -> None:

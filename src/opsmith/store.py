@@ -136,10 +136,12 @@ def libraries(model: PathLike) -> list[Path]:
     """The shared libraries that a compiled variant needs, checked against this machine."""
     path = Path(model)
     compiled = read_record(path).get("compiled")
-    if not compiled or not compiled.get("library"):
+    if not compiled:
         return []
-    if not isinstance(compiled, dict) or not isinstance(compiled.get("library"), str):
-        raise OpsmithError(f"{path}: its {RECORD} names no library", "compile it again")
+    if not isinstance(compiled, dict) or not isinstance(compiled.get("library") or "", str):
+        raise OpsmithError(f"{path}: its {RECORD} is damaged, no library can be read from it", "compile it again")
+    if not compiled.get("library"):  # no region was worth compiling
+        return []
     needed = set(map(str, compiled.get("cpu_features", [])))
     if missing := sorted(needed - machine.cpu_features()):
         raise OpsmithError(
