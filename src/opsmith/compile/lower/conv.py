@@ -261,7 +261,7 @@ WINOGRAD2 = Algorithm(
 
 # Winograd weights are 4 times (F4) or 16/9 times (F2) as large. A model's weights may grow by this share, or by this many bytes
 # if that is more: enough for the layers with large images, which have small weights and most of the work.
-GROWTH, FREE_BYTES = 0.10, 48 << 20
+GROWTH, FREE_BYTES = 0.40, 48 << 20
 
 
 def plan_algorithms(nodes: Iterable[Node], target: Target) -> dict[ir.Node, Algorithm]:
