@@ -1,0 +1,83 @@
+"""opsmith write: text from a model with a real KV cache, or picture prompts from a keyword."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opsmith.cli import console
+from opsmith.errors import OpsmithError
+
+PANEL = "Applications"
+ORDER = 70
+
+
+def command(
+    text: Annotated[str, typer.Argument(help="A keyword or phrase; with --raw, the prompt itself.")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="A text model folder; the starter's writer by default.")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option("--variant", help="A variant of it; the newest compiled one by default.")
+    ] = None,
+    n: Annotated[int, typer.Option("--n", min=1, max=64, help="How many texts, in one batch.")] = 3,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the text as it is instead of writing picture prompts.")
+    ] = False,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", min=1, help="With --raw: how many tokens at most.")
+    ] = 64,
+    temperature: Annotated[float, typer.Option("--temperature", help="With --raw: 0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="With --raw.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="With --raw.")] = 1.0,
+    min_p: Annotated[float, typer.Option("--min-p", help="With --raw.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", help="With --raw.")] = 1.0,
+    no_repeat_ngram: Annotated[int, typer.Option("--no-repeat-ngram", help="With --raw.")] = 0,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="With --raw: end at this text; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")] = 0,
+    prompts: Annotated[Path | None, typer.Option("--prompts", help="Your own prompts.toml.")] = None,
+    style: Annotated[str | None, typer.Option("--style", help="A section of prompts.toml.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="Threads of the session.")] = None,
+) -> None:
+    """Write text: a keyword becomes picture prompts, or (--raw) a prompt is continued."""
+    from opsmith.pipelines.prompts import load_style, write_prompts
+    from opsmith.pipelines.sampling import Sampling
+    from opsmith.pipelines.text import TextGenerator
+
+    if not text.strip():
+        raise OpsmithError("the text is empty", "give a word, a phrase or a prompt")
+    generator = TextGenerator(model or _starter(), variant, threads)
+    if raw:
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram, seed)
+        live = n == 1 and not console.quiet
+
+        def show(_: int, piece: str) -> None:
+            if live:
+                print(piece, end="", flush=True)
+
+        if live:
+            print(text, end="", flush=True)
+        found = generator.generate(
+            text, max_new_tokens=max_new_tokens, sampling=sampling, n=n, stop=stop or (), on_text=show
+        )
+        print() if live else [print(f"{text}{g.text}") for g in found]
+    else:
+        chosen = load_style(style, prompts) if style or prompts else None
+        for line in write_prompts(generator, text, n=n, seed=seed, style=chosen):
+            print(line)
+    if not console.quiet:
+        print(f"{generator.path.parent.name}: {generator.speed}", file=sys.stderr)
+
+
+def _starter() -> str:
+    from opsmith import starter
+
+    try:
+        return str(starter.folder("writer"))
+    except (AttributeError, KeyError, OpsmithError) as error:
+        raise OpsmithError("this installation has no starter writer", "name a text model with --model") from error
