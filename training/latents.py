@@ -61,11 +61,25 @@ def main() -> None:
         print(f"latents {(number + 1) * CHUNK}/{options.scenes}", flush=True)
 
 
-def load_chunks() -> tuple[np.ndarray, np.ndarray]:
-    """All latents [scenes, 4, 12, 12] and captions [scenes, 4, 32] that are there."""
-    files = sorted(folder("latents").glob("latents_*.npy"))
-    captions = [np.load(file.with_name(file.name.replace("latents", "captions"))) for file in files]
-    return np.concatenate([np.load(file) for file in files]), np.concatenate(captions)
+def coverage(number: int) -> np.ndarray:
+    """How much of each latent cell of a chunk's scenes is covered by things: float16 [2000, 12, 12]"""
+    cells = world.SIDE // 8
+    seeds = range(number * CHUNK, (number + 1) * CHUNK)
+    masks = np.stack([world.sample(seed).masks.any(0) for seed in seeds])
+    return masks.reshape(CHUNK, cells, 8, cells, 8).mean((2, 4)).astype(np.float16)
+
+
+def load_chunks() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All latents [scenes, 4, 12, 12], captions [scenes, 4, 32] and coverages [scenes, 12, 12] that are there."""
+    latents, captions, coverages = [], [], []
+    for file in sorted(folder("latents").glob("latents_*.npy")):
+        latents.append(np.load(file))
+        captions.append(np.load(file.with_name(file.name.replace("latents", "captions"))))
+        covered = file.with_name(file.name.replace("latents", "coverage"))
+        if not covered.exists():
+            np.save(covered, coverage(int(file.stem.split("_")[1])))
+        coverages.append(np.load(covered))
+    return np.concatenate(latents), np.concatenate(captions), np.concatenate(coverages)
 
 
 if __name__ == "__main__":

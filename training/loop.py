@@ -127,14 +127,14 @@ class Loop:
         self.save()
 
 
-def arguments(description: str, minutes: float, batch: int | None = None) -> argparse.Namespace:
-    """The arguments of every training script; also fixes seeds and threads."""
+def arguments(description: str, minutes: float, **own: float) -> argparse.Namespace:
+    """The arguments of every training script and a script's own numbers; also fixes seeds and threads."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--minutes", type=float, default=minutes, help="time budget of this run; a later run resumes")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=9)
-    if batch:
-        parser.add_argument("--batch", type=int, default=batch)
+    for name, default in own.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.set_flush_denormal(True)
