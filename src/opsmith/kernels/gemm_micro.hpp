@@ -53,6 +53,9 @@ template <int R, int V, class TA, class TB, bool Blocked>
 [[gnu::noinline]] void micro(const TA* const* rows, i64 tap_stride, i64 taps, i64 K, const TB* b,
                              float* tile, bool accumulate) {
   constexpr int U = chains(R, V);
+  // One line of B per step on AVX2: fetching 4 KiB ahead is worth 5 to 50 % from 4 rows on. AVX-512 reads three lines per
+  // step and the hardware keeps up by itself; there it only costs.
+  constexpr bool fetch_ahead = W == 8 && R >= 3 && !Blocked;
   F acc[U][R][V] = {};
   if (accumulate) {
 #pragma GCC unroll 8
@@ -66,10 +69,15 @@ template <int R, int V, class TA, class TB, bool Blocked>
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) a[r] = Blocked ? nullptr : rows[t * tap_stride + r];
     const TA* block = Blocked ? rows[0] + t * gemm_mr * blocked_run : nullptr;
-    if constexpr (Blocked) K = blocked_run;
+    if constexpr (Blocked) {
+      K = blocked_run;
+#pragma GCC unroll 8
+      for (int r = 0; r < gemm_mr; ++r) __builtin_prefetch(block + (4 * gemm_mr + r) * blocked_run);  // 4 taps ahead
+    }
     // One step of k into the sums of chain u. (Every loop over an array of vectors is unrolled by pragma: one that is
     // not keeps the whole array in memory.)
     auto step = [&](i64 k, int u) __attribute__((always_inline)) {
+      if constexpr (fetch_ahead) __builtin_prefetch(b + u * V * W + 1024);
       F bv[V];
 #pragma GCC unroll 3
       for (int v = 0; v < V; ++v) bv[v] = load(b + (u * V + v) * W, Full{});

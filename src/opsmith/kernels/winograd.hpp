@@ -71,7 +71,9 @@ struct WinogradPlan {
   i64 tiles_h, tiles_w, tiles, block, blocks, chunk, run, point_stride, block_stride;
   constexpr explicit WinogradPlan(const ConvShape& s)
       : tiles_h(ceil_div(s.out_height, Out)), tiles_w(ceil_div(s.out_width, Out)), tiles(s.batch * tiles_h * tiles_w),
-        block(min(most_tiles, round_up(tiles, gemm_mr))), blocks(block > 0 ? ceil_div(tiles, block) : 0),
+        // Blocks of nearly equal size, so that a few large tasks end together.
+        block(round_up(ceil_div(tiles, max<i64>(1, ceil_div(tiles, most_tiles))), gemm_mr)),
+        blocks(block > 0 ? ceil_div(tiles, block) : 0),
         run(s.channels % blocked_run == 0 ? blocked_run : s.channels),
         // One cache line more between frequencies: the n*n stores of one transform must not fall into one cache set.
         point_stride(round_up(block * s.channels, 16) + 16), block_stride(points * point_stride) {
