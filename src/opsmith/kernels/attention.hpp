@@ -108,8 +108,8 @@ struct AttentionPlan {
     }
     by_row = rows <= kFewRows || floats(1) > kScratch;
     if (by_row) {  // also the refuge of enormous heads
-      key_block = kKeyBlock;
-      task_rows = max<i64>(1, min(min(rows, kFewRows), (kScratch - key_block) / max<i64>(1, size)));
+      key_block = 32;
+      task_rows = max<i64>(1, min(min(rows, kFewRows), (kScratch - kFewRows * key_block) / max<i64>(1, size)));
     } else {
       // several panels per task reuse a block of keys from cache, but 64 tasks come first
       i64 panels = min(kMostPanels, s.batch * s.kv_heads * ceil_div(rows, vectors * W) / 64);
@@ -481,49 +481,102 @@ inline void panel_task(const AttentionShape& s, const AttentionPlan& plan, i64 b
 
 // ---- row by row ------------------------------------------------------------------------------------------------------
 
-// scores[j] = q . k[j], four keys at a time so that each load of q serves four
-template <class TK>
-inline void row_scores(const float* q, const TK* k, i64 stride, i64 n, i64 D, float* scores) {
-  i64 j = 0;
-  for (; j + 4 <= n; j += 4) {
-    const TK* row = k + j * stride;
-    F a0{}, a1{}, a2{}, a3{};
-    for_lanes(D, [&](i64 d, auto lanes) {
-      const F x = load(q + d, lanes);
-      a0 += x * load(row + d, lanes);
-      a1 += x * load(row + stride + d, lanes);
-      a2 += x * load(row + 2 * stride + d, lanes);
-      a3 += x * load(row + 3 * stride + d, lanes);
-    });
-    scores[j] = lane_sum(a0);
-    scores[j + 1] = lane_sum(a1);
-    scores[j + 2] = lane_sum(a2);
-    scores[j + 3] = lane_sum(a3);
-  }
-  for (; j < n; ++j) {
-    F a{};
-    for_lanes(D, [&](i64 d, auto lanes) { a += load(q + d, lanes) * load(k + j * stride + d, lanes); });
-    scores[j] = lane_sum(a);
-  }
+// Asks for the cache lines of a row: where rows lie far apart, the hardware does not look ahead.
+template <class T>
+OPSMITH_INLINE void fetch_row(const T* row, i64 size) {
+  for (i64 d = 0; d < size; d += 64 / i64(sizeof(T))) __builtin_prefetch(row + d);
 }
 
-// o = o * shrink + sum over j of p[j] * v[j], four vectors of columns at a time in registers
-template <class TK>
-inline void row_values(const float* p, const TK* v, i64 stride, i64 n, i64 Dv, float shrink, float* o) {
+// scores[r][j] = q[r] . k[j] for R rows at once, some keys at a time: each load serves several products.
+template <int R, int Keys, class TK>
+OPSMITH_INLINE void row_scores_of(const float* q, const TK* k, i64 stride, i64 D, float* scores, i64 key_block) {
+  F a[R][Keys] = {};
   i64 d = 0;
-  for (; d + 4 * W <= Dv; d += 4 * W) {
-    F a[4];
-    for (int i = 0; i < 4; ++i) a[i] = load(o + d + i * W, Full{}) * shrink;
-    for (i64 j = 0; j < n; ++j)
+  for (; d + W <= D; d += W) {
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) a[i] += p[j] * load(v + j * stride + d + i * W, Full{});
-    for (int i = 0; i < 4; ++i) store(o + d + i * W, a[i], Full{});
+    for (int j = 0; j < Keys; ++j) {
+      const F y = load(k + j * stride + d, Full{});
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) a[r][j] += load(q + r * D + d, Full{}) * y;
+    }
   }
+  if (d < D) {
+#pragma GCC unroll 4
+    for (int j = 0; j < Keys; ++j) {
+      const F y = load(k + j * stride + d, Tail{D - d});
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) a[r][j] += load(q + r * D + d, Tail{D - d}) * y;
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < Keys; ++j) scores[r * key_block + j] = lane_sum(a[r][j]);
+}
+template <int R, class TK>
+inline void row_scores(const float* q, const TK* k, i64 stride, i64 n, i64 D, float* scores, i64 key_block) {
+  constexpr int keys = R > 2 ? 2 : 4;
+  i64 j = 0;
+  for (; j + keys <= n; j += keys) row_scores_of<R, keys>(q, k + j * stride, stride, D, scores + j, key_block);
+  for (; j < n; ++j) row_scores_of<R, 1>(q, k + j * stride, stride, D, scores + j, key_block);
+}
+
+// o[r] = o[r] * shrink[r] + sum over j of p[r][j] * v[j] for R rows at once, some vectors of columns at a time
+template <int R, int Vectors, class TK, class Lanes>
+OPSMITH_INLINE void row_values_of(const float* p, i64 key_block, const TK* v, i64 stride, i64 n, i64 Dv,
+                                  const float* shrink, float* o, Lanes lanes) {
+  F a[R][Vectors];  // every loop over it unrolled, or it lives in memory
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int i = 0; i < Vectors; ++i) a[r][i] = load(static_cast<const float*>(o) + r * Dv + i * W, lanes) * shrink[r];
+  for (i64 j = 0; j < n; ++j)
+#pragma GCC unroll 4
+    for (int i = 0; i < Vectors; ++i) {
+      const F y = load(v + j * stride + i * W, lanes);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) a[r][i] += p[r * key_block + j] * y;
+    }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int i = 0; i < Vectors; ++i) store(o + r * Dv + i * W, a[r][i], lanes);
+}
+template <int R, class TK>
+inline void row_values(const float* p, i64 key_block, const TK* v, i64 stride, i64 n, i64 Dv, const float* shrink,
+                       float* o) {
+  constexpr int vectors = W == 8 && R > 1 ? 2 : 4;
+  i64 d = 0;
+  for (; d + vectors * W <= Dv; d += vectors * W)
+    row_values_of<R, vectors>(p, key_block, v + d, stride, n, Dv, shrink, o + d, Full{});
   for_lanes(Dv - d, [&](i64 c, auto lanes) {
-    F a = load(o + d + c, lanes) * shrink;
-    for (i64 j = 0; j < n; ++j) a += p[j] * load(v + j * stride + d + c, lanes);
-    store(o + d + c, a, lanes);
+    row_values_of<R, 1>(p, key_block, v + d + c, stride, n, Dv, shrink, o + d + c, lanes);
   });
+}
+
+// The scores of one row become exponentials about its new maximum. Returns by how much what was summed before shrinks.
+template <class Mask>
+inline float row_softmax(float* scores, i64 n, float& maximum, float& sum) {
+  F most = all<F>(-kInfinity);
+  float m = maximum;
+  i64 j = 0;
+  for (; j + W <= n; j += W) most = max_or_second(load(static_cast<const float*>(scores) + j, Full{}), most);
+  for (; j < n; ++j) m = max_or_second(scores[j], m);
+  m = max_or_second(lane_max(most), m);
+  const float base = finite_maximum(m), shrink = score_exp<Mask>(maximum - base);
+  F total{};
+  float rest = 0;
+  for_lanes(n, [&](i64 i, auto lanes) {
+    const F e = score_exp<Mask>(load(static_cast<const float*>(scores) + i, lanes) - base);
+    store(scores + i, e, lanes);
+    if constexpr (__is_same(decltype(lanes), Full))
+      total += e;
+    else
+      for (i64 l = 0; l < lanes.count; ++l) rest += e[l];
+  });
+  maximum = m;
+  sum = sum * shrink + lane_sum(total) + rest;
+  return shrink;
 }
 
 template <bool ZeroMaskedRows, class TQ, class TK, class TO, class Mask>
@@ -532,8 +585,9 @@ inline void row_task(const AttentionShape& s, const AttentionPlan& plan, i64 b, 
   alignas(64) float scratch[kScratch];
   const i64 D = s.head_size, Dv = s.value_size, rows = min(plan.task_rows, plan.rows - row0);
   const Lanes<TQ, TO> lanes(s, plan, b, kv_head, row0, rows, q, out, mask);
-  float *scores = scratch, *q_rows = scores + plan.key_block, *o_rows = q_rows + rows * D;
+  float *scores = scratch, *q_rows = scores + kFewRows * plan.key_block, *o_rows = q_rows + rows * D;
   float maximum[kFewRows], sum[kFewRows];
+  const bool spread = s.k_row * i64(sizeof(TK)) > 2048;
   const float factor = s.scale * (kBase2<Mask> ? kLog2e : 1.0f);
   for (i64 r = 0; r < rows; ++r) {
     for_lanes(D, [&](i64 d, auto l) { store(q_rows + r * D + d, load(lanes.q[r] + d, l) * factor, l); });
@@ -543,30 +597,33 @@ inline void row_task(const AttentionShape& s, const AttentionPlan& plan, i64 b, 
   for (i64 k0 = begin; k0 < end; k0 += plan.key_block) {
     const TK* k_rows = k + b * s.k_batch + kv_head * s.k_head + k0 * s.k_row;
     const TK* v_rows = v + b * s.v_batch + kv_head * s.v_head + k0 * s.v_row;
-    for (i64 r = 0; r < rows; ++r) {
-      const i64 n = min(min(plan.key_block, end - k0), lanes.limit[r] - k0 + 1);
-      if (n <= 0) continue;
-      row_scores(q_rows + r * D, k_rows, s.k_row, n, D, scores);
-      if constexpr (!__is_same(Mask, NoMask)) {
-        const auto* values = readable(mask.p) + lanes.mask_at[r] + k0 * mask.col;
-        for (i64 j = 0; j < n; ++j) scores[j] = masked(mask, scores[j], to_float(values[j * mask.col]));
-      }
-      float m = maximum[r];
-      for (i64 j = 0; j < n; ++j) m = max_or_second(scores[j], m);
-      const float base = finite_maximum(m), shrink = score_exp<Mask>(maximum[r] - base);
-      float total = 0;
-      for_lanes(n, [&](i64 j, auto l) {
-        const F e = score_exp<Mask>(load(static_cast<const float*>(scores) + j, l) - base);
-        store(scores + j, e, l);
-        if constexpr (__is_same(decltype(l), Full))
-          total += lane_sum(e);
-        else
-          for (i64 i = 0; i < l.count; ++i) total += e[i];
-      });
-      maximum[r] = m;
-      sum[r] = sum[r] * shrink + total;
-      row_values(scores, v_rows, s.v_row, n, Dv, shrink, o_rows + r * Dv);
+    for (i64 j = 0; spread && j < min(plan.key_block, end - k0); ++j) {  // this block's values, the next one's keys
+      fetch_row(v_rows + j * s.v_row, Dv);
+      if (k0 + plan.key_block + j < end) fetch_row(k_rows + (plan.key_block + j) * s.k_row, D);
     }
+    auto step = [&]<int R>(std::integral_constant<int, R>, i64 r0) {
+      i64 n = 0;  // keys of the block that any of the rows sees
+      for (i64 r = r0; r < r0 + R; ++r) n = max(n, min(min(plan.key_block, end - k0), lanes.limit[r] - k0 + 1));
+      if (n <= 0) return;
+      float shrink[R];
+      row_scores<R>(q_rows + r0 * D, k_rows, s.k_row, n, D, scores, plan.key_block);
+      for (i64 r = r0; r < r0 + R; ++r) {
+        float* row = scores + (r - r0) * plan.key_block;
+        if constexpr (!__is_same(Mask, NoMask)) {
+          const auto* values = readable(mask.p) + lanes.mask_at[r] + k0 * mask.col;
+          for (i64 j = 0; j < n; ++j) row[j] = masked(mask, row[j], to_float(values[j * mask.col]));
+        }
+        for (i64 j = max<i64>(0, lanes.limit[r] - k0 + 1); j < n; ++j) row[j] = -kInfinity;
+        shrink[r - r0] = row_softmax<Mask>(row, n, maximum[r], sum[r]);
+      }
+      row_values<R>(scores, plan.key_block, v_rows, s.v_row, n, Dv, shrink, o_rows + r0 * Dv);
+    };
+    i64 r = 0;
+    if constexpr (kFewRows >= 4)
+      for (; r + 4 <= rows; r += 4) step(std::integral_constant<int, 4>{}, r);
+    if constexpr (kFewRows >= 2)
+      for (; r + 2 <= rows; r += 2) step(std::integral_constant<int, 2>{}, r);
+    for (; r < rows; ++r) step(std::integral_constant<int, 1>{}, r);
   }
   for (i64 r = 0; r < rows; ++r) {
     const float* o = o_rows + r * Dv;

@@ -554,16 +554,16 @@ inline V mod(V x, V y) {  // sign of y, as Python and numpy.mod
 // ---- across lanes ---------------------------------------------------------------------------------------------------
 
 namespace detail {
+// Halves by shuffles: a memcpy of parts would force the vector, and the array of accumulators it comes from, to memory.
 template <class Fn, i64 N>
 OPSMITH_INLINE float fold(Fn f, Vec<float, N> v) {
   if constexpr (N == 2) {
     return f(v[0], v[1]);
   } else {
-    using H = Vec<float, N / 2>;
-    H low, high;
-    memcpy(&low, &v, sizeof low);
-    memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof low, sizeof high);
-    return fold<Fn, N / 2>(f, f(low, high));
+    return [&]<int... L>(std::integer_sequence<int, L...>) __attribute__((always_inline)) {
+      const Vec<float, N / 2> low = __builtin_shufflevector(v, v, L...), high = __builtin_shufflevector(v, v, (L + N / 2)...);
+      return fold<Fn, N / 2>(f, f(low, high));
+    }(std::make_integer_sequence<int, N / 2>{});
   }
 }
 }  // namespace detail
