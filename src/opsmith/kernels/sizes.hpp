@@ -64,6 +64,93 @@ inline i64 reshape_hole(i64 wanted, i64 total, i64 known) {
   return wanted != -1 ? wanted : (known == 0 ? 0 : total / known);
 }
 
+// --- axes that arrive as data ---
+
+inline constexpr int kSizesRank = 10;
+struct Sizes {  // a short list of sizes or axes
+  int count;
+  i64 at[kSizesRank];
+};
+inline i64 normal_axis(i64 axis, i64 rank) { return axis < 0 ? axis + rank : axis; }
+inline bool axis_ok(i64 axis, i64 rank) { return axis >= -rank && axis < rank; }
+inline i64 has_axis(i64 axis, i64 rank, const Sizes& axes) {
+  for (int i = 0; i < axes.count; ++i)
+    if (normal_axis(axes.at[i], rank) == axis) return 1;
+  return 0;
+}
+// Every axis inside the rank, and none named twice.
+inline bool axes_ok(i64 rank, const Sizes& axes) {
+  for (int i = 0; i < axes.count; ++i) {
+    if (!axis_ok(axes.at[i], rank)) return false;
+    for (int j = 0; j < i; ++j)
+      if (normal_axis(axes.at[i], rank) == normal_axis(axes.at[j], rank)) return false;
+  }
+  return true;
+}
+// The k-th of the dims that are not named by `axes`; 1 behind the last.
+inline i64 nth_kept(i64 k, const Sizes& dims, const Sizes& axes) {
+  for (int d = 0; d < dims.count; ++d)
+    if (!has_axis(d, dims.count, axes) && k-- == 0) return dims.at[d];
+  return 1;
+}
+// The dim at position k after 1s were inserted at `axes`.
+inline i64 nth_inserted(i64 k, const Sizes& dims, const Sizes& axes) {
+  const i64 rank = dims.count + axes.count;
+  i64 before = 0;
+  for (i64 d = 0; d < k; ++d) before += !has_axis(d, rank, axes);
+  return has_axis(k, rank, axes) || before >= dims.count ? 1 : dims.at[before];
+}
+inline i64 size_at(const Sizes& dims, i64 axis) {
+  axis = normal_axis(axis, dims.count);
+  return axis >= 0 && axis < dims.count ? dims.at[axis] : 1;
+}
+inline i64 size_before(const Sizes& dims, i64 axis) {
+  i64 total = 1;
+  for (i64 d = 0; d < normal_axis(axis, dims.count) && d < dims.count; ++d) total *= dims.at[d];
+  return total;
+}
+inline i64 size_after(const Sizes& dims, i64 axis) {
+  i64 total = 1;
+  for (i64 d = normal_axis(axis, dims.count) + 1; d < dims.count; ++d) total *= d < 0 ? 1 : dims.at[d];
+  return total;
+}
+// The value that a list gives for an axis, where `axes` says which axis each entry is for.
+inline i64 for_axis(i64 axis, i64 rank, const Sizes& values, const Sizes& axes, i64 otherwise) {
+  for (int i = 0; i < axes.count && i < values.count; ++i)
+    if (normal_axis(axes.at[i], rank) == axis) return values.at[i];
+  return otherwise;
+}
+// A slice with any step: first index, and number of elements.
+inline i64 slice_first(i64 start, i64 step, i64 size) {
+  return step > 0 ? slice_bound(start, size) : max<i64>(0, slice_start_back(start, size));
+}
+inline i64 slice_count(i64 start, i64 end, i64 step, i64 size) {
+  if (step == 0) return 0;
+  if (step > 0) {
+    const i64 span = slice_bound(end, size) - slice_bound(start, size);
+    return span <= 0 ? 0 : (span - 1) / step + 1;
+  }
+  const i64 span = slice_start_back(start, size) - slice_end_back(end, size);
+  return span <= 0 ? 0 : (span - 1) / -(step == INT64_MIN ? step + 1 : step) + 1;
+}
+
+// --- sizes after a Resize ---
+
+inline i64 resized(i64 size, double scale) {
+  const double n = __builtin_floor(static_cast<double>(size) * scale);
+  return n >= 0 && n < 9e15 ? static_cast<i64>(n) : -1;
+}
+// One scale for all axes, so that none grows beyond (`smaller`) or stays below what is wanted.
+inline double aspect_scale(bool smaller, const Sizes& old, const Sizes& wanted) {
+  double scale = 0;
+  for (int d = 0; d < old.count; ++d) {
+    const double s = old.at[d] > 0 ? static_cast<double>(wanted.at[d]) / static_cast<double>(old.at[d]) : 0;
+    if (d == 0 || (smaller ? s < scale : s > scale)) scale = s;
+  }
+  return scale;
+}
+inline i64 aspect_size(i64 old, double scale) { return resized(1, __builtin_floor(scale * static_cast<double>(old) + 0.5)); }
+
 // Bytes of an arena slot, in 128 bits so that no product of sizes can wrap around.
 inline i64 slot_bytes(__int128 bytes) {
   constexpr __int128 limit = i64(1) << 46;
