@@ -221,7 +221,7 @@ _RESERVED = frozenset(
 
 def facts_of_input(value: ir.Value, symbols: Symbols) -> Abstract | None:
     """What the model declares about an input; None if its rank or type is not known."""
-    if value.shape is None or value.dtype is None or value.dtype not in CPP:
+    if not isinstance(value.type, ir.TensorType) or value.shape is None or value.dtype not in CPP:
         return None
     return Abstract(value.dtype, tuple(symbols.of(d) for d in value.shape))
 

@@ -13,11 +13,11 @@ import onnx_ir as ir
 
 from opsmith.compile import pack
 from opsmith.compile.dims import ONE, Dim, DimLike, dim, estimate, floor_div, product
-from opsmith.compile.lower import fuse
+from opsmith.compile.lower import fuse, window
 from opsmith.compile.lower.matmul import anchored, as_float
-from opsmith.compile.lower.program import Lowering, Target
+from opsmith.compile.lower.program import Group, Lowering, Target
 from opsmith.compile.lower.registry import Node, infers, lowers
-from opsmith.compile.values import FLOATS, Abstract, Array, Constant, DataType, Unsupported, View, abstract
+from opsmith.compile.values import Abstract, Array, Constant, DataType, Unsupported, View, abstract
 
 NHWC = (0, 2, 3, 1)
 
@@ -60,15 +60,18 @@ def _resolve(node: Node, dims: tuple[Dim, ...], kernel: list[int]) -> tuple[list
     return sizes, strides, dilations, list(begin)
 
 
+def _needs_plain(node: Node) -> bool:
+    """Computed weights, 3 spatial dims and types other than float go through the plain kernel."""
+    x, w = node.input(0), node.input(1)
+    return w.constant is None or x.rank not in (3, 4) or x.dtype != DataType.FLOAT or w.dtype != DataType.FLOAT
+
+
 @infers("Conv")
 def _conv(node: Node) -> list[Abstract]:
     x, w = node.input(0), node.input(1)
-    if x.dtype not in FLOATS or w.dtype not in FLOATS:
-        raise Unsupported(f"Conv on {x.dtype.name} stays with ONNX Runtime")
-    if w.constant is None:
-        raise Unsupported("the weights are not constant")
-    if x.rank not in (3, 4):
-        raise Unsupported(f"Conv on rank {x.rank}")
+    if _needs_plain(node):
+        return window.infer_plain_conv(node)
+    assert w.constant is not None
     if any(p < 0 for p in node.attribute("pads") or []):
         raise Unsupported("negative padding")
     kernel = list(w.constant.dims[2:])
@@ -97,6 +100,11 @@ def as_image(view: View) -> View:
 
 @lowers("Conv", anchor=True)
 def _lower_conv(node: Node, out: Lowering) -> None:
+    if _needs_plain(node):
+        window.lower_plain_conv(node, out)
+        if out.group.nodes:
+            fuse.lower_map(Group(out.group.root, out.group.nodes), out, out.known)
+        return
     value = node.ir.inputs[0]
     upsample = 1
     if value in out.upsampled:  # a nearest resize that nobody else reads: the kernel repeats the pixels itself
@@ -266,7 +274,9 @@ GROWTH, FREE_BYTES = 0.40, 48 << 20
 
 def plan_algorithms(nodes: Iterable[Node], target: Target) -> dict[ir.Node, Algorithm]:
     """Winograd where it saves most for the memory it costs; everything else is direct."""
-    convs = [n for n in nodes if n.ir.op_type == "Conv" and n.ir.domain in ("", "ai.onnx")]
+    convs = [
+        n for n in nodes if n.ir.op_type == "Conv" and n.ir.domain in ("", "ai.onnx") and not _needs_plain(n)
+    ]
     if target.strict:
         return {}
     total = sum(v.constant.size for n in nodes for v in n.inputs if v is not None and v.constant is not None) * 4
@@ -305,12 +315,9 @@ def _winograd_fits(node: Node, weights: Constant) -> bool:
 @infers("ConvTranspose")
 def _conv_transpose(node: Node) -> list[Abstract]:
     x, w = node.input(0), node.input(1)
-    if x.dtype not in FLOATS or w.dtype not in FLOATS:
-        raise Unsupported(f"ConvTranspose on {x.dtype.name} stays with ONNX Runtime")
-    if w.constant is None:
-        raise Unsupported("the weights are not constant")
-    if x.rank not in (3, 4):
-        raise Unsupported(f"ConvTranspose on rank {x.rank}")
+    if _needs_plain(node):
+        return window.infer_transposed(node)
+    assert w.constant is not None
     if x.dims[1] != w.constant.dims[0]:
         if x.dims[1].value is not None:
             raise Unsupported(f"{x.dims[1]} channels where the weights have {w.constant.dims[0]}")
@@ -353,6 +360,11 @@ def _transposed_sizes(node: Node, dims: tuple[Dim, ...], kernel: list[int]) -> t
 
 @lowers("ConvTranspose", anchor=True)
 def _lower_conv_transpose(node: Node, out: Lowering) -> None:
+    if _needs_plain(node):
+        window.lower_transposed(node, out)
+        if out.group.nodes:
+            fuse.lower_map(Group(out.group.root, out.group.nodes), out, out.known)
+        return
     x = as_float(out.tensor(node.ir.inputs[0]), out)
     constant = node.input(1).constant
     assert constant is not None

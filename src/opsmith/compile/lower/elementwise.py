@@ -288,6 +288,8 @@ def _cast(node: Node, x: list[str]) -> str:
         return f"to_mask({x[0]})"
     if source in FLOATS and target in FLOATS:
         return f"round_to<{CPP[target]}>({x[0]})" if target != DataType.FLOAT else x[0]
+    if source == DataType.DOUBLE and target in FLOATS:
+        return f"(float)({x[0]})" if target == DataType.FLOAT else f"round_to<{CPP[target]}>((float)({x[0]}))"
     if source in FLOATS or source == DataType.DOUBLE:
         return f"to_number<{CPP[target]}>({x[0]})"
     return f"({'float' if target in FLOATS else CPP[target]})({x[0]})"

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from opsmith.compile import pack
 from opsmith.compile.dims import ONE, ZERO, Dim, product
-from opsmith.compile.lower import fuse
+from opsmith.compile.lower import fuse, matmul_plain
 from opsmith.compile.lower.elementwise import broadcast_dims
 from opsmith.compile.lower.program import Group, Lowering, short_name
 from opsmith.compile.lower.registry import Node, infers, lowers
@@ -39,7 +39,8 @@ def _need_floats(node: Node, *indices: int) -> None:
 
 @infers("MatMul")
 def _matmul(node: Node) -> list[Abstract]:
-    _need_floats(node, 0, 1)
+    if not matmul_plain.is_plain(node):
+        _need_floats(node, 0, 1)
     a, b = node.input(0), node.input(1)
     if a.rank == 0 or b.rank == 0:
         raise Unsupported("a scalar operand")
@@ -75,6 +76,9 @@ def _gemm(node: Node) -> list[Abstract]:
 
 @lowers("MatMul", anchor=True)
 def _lower_matmul(node: Node, out: Lowering) -> None:
+    if matmul_plain.is_plain(node):
+        matmul_plain.lower(node, out)
+        return
     b = node.input(1)
     right = b.constant
     if right is not None and right.dims and (b.rank <= 2 or all(d == 1 for d in right.dims[:-2])):
@@ -266,7 +270,10 @@ def batched(node: Node, out: Lowering, left: View, right: View, extra: Sequence[
     a_step = a_strides[inner] if inner is not None else ZERO
     b_step = b_strides[inner] if inner is not None else ZERO
 
-    def emit(target: View, epilogue: fuse.Epilogue) -> None:
+    def emit(result: View, epilogue: fuse.Epilogue) -> None:
+        target = result  # the kernel writes floats; other types are converted afterwards
+        if result.dtype != DataType.FLOAT:
+            target = out.allocate(result.dims, DataType.FLOAT, hint=f"{result.buffer.name}_f32")
         name = out.instance(
             f"matmul_{epilogue.slug}" if epilogue.slug else "matmul",
             "const Pool& pool, i64 batch, i64 m, i64 n, i64 k, const float* a, i64 a_batch, i64 a_row, i64 a_col, const float* b, "
@@ -299,6 +306,8 @@ def batched(node: Node, out: Lowering, left: View, right: View, extra: Sequence[
             comment=f"{count} x ({m}, {k}) @ ({k}, {n})",
             flops=step * k * 2,
         )
+        if target is not result:
+            out.emit_copy(target, result)
 
     # Inside a loop an epilogue would see rows of its own batch only, so there the group runs as a map afterwards.
     if loops or squeezed:

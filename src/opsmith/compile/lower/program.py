@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from opsmith.compile.dims import ONE, ZERO, Dim, DimLike, contiguous, dim, product
-from opsmith.compile.lower.registry import Node
+from opsmith.compile.lower.registry import INFER, LOWER, Node, key_of
 from opsmith.compile.values import (
     CPP,
     Abstract,
@@ -311,12 +311,33 @@ class Lowering:
             buffer = self.program.outputs[index].buffer
             view = View(buffer, facts.dims, contiguous(facts.dims), ZERO, facts.dtype)
         else:
-            view = self.allocate(facts.dims, facts.dtype, order, hint=short_name(value))
+            dtype = ir.DataType.FLOAT if self._stays_wide(value) else facts.dtype
+            view = self.allocate(facts.dims, dtype, order, hint=short_name(value))
         self.views[value] = view
         return view
 
     def is_output(self, value: ir.Value) -> bool:
         return value in self._outputs
+
+    def _stays_wide(self, value: ir.Value, depth: int = 8) -> bool:
+        """A half-precision value on its way into a product is kept in fp32: the kernel reads it so, and nothing is rounded twice."""
+        producer = value.producer()
+        if self.facts[value].dtype not in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) or self.is_output(value):
+            return False
+        if producer is None or not (self._elementwise(producer) or producer.op_type in ("Softmax", "MatMul")):
+            return False
+        for use in value.uses():
+            node = use.node
+            if depth == 0 or node not in self.inside:
+                return False
+            if node.op_type != "MatMul" and not (
+                self._elementwise(node) and self._stays_wide(node.outputs[0], depth - 1)
+            ):
+                return False
+        return True
+
+    def _elementwise(self, node: ir.Node) -> bool:
+        return key_of(node) in INFER and key_of(node) not in LOWER
 
     def alias(self, value: ir.Value, view: View) -> None:
         """The value is a view of something that exists already; nothing runs."""

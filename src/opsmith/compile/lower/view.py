@@ -6,11 +6,26 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from opsmith.compile.dims import ONE, ZERO, Dim, call, contiguous, dim, exact_div, floor_div, maximum, minimum, product
+from opsmith.compile.dims import (
+    ONE,
+    ZERO,
+    Dim,
+    atom,
+    call,
+    contiguous,
+    dim,
+    exact_div,
+    floor_div,
+    maximum,
+    minimum,
+    product,
+)
+from opsmith.compile.lower.axes import axes_of, check_axes, plain_axes, sizes_text
 from opsmith.compile.lower.elementwise import broadcast_dims
 from opsmith.compile.lower.program import Lowering
 from opsmith.compile.lower.registry import Node, infers, lowers
-from opsmith.compile.values import Abstract, Unsupported, View, permuted
+from opsmith.compile.lower.shape import fill
+from opsmith.compile.values import Abstract, DataType, Unsupported, View, permuted
 
 # --- Reshape and its relatives ---
 
@@ -78,25 +93,19 @@ def _flatten(node: Node) -> list[Abstract]:
     return [_same_data(source, [product(source.dims[:axis]), product(source.dims[axis:])])]
 
 
-def _axes(node: Node, rank: int) -> list[int] | None:
-    given = node.attribute("axes")
-    if given is None and node.has(1):
-        given = node.integers(1, "the axes")
-    if given is None:
-        return None
-    if any(not -rank <= a < rank for a in given):
-        raise Unsupported(f"an axis is outside rank {rank}")
-    return [a % rank for a in given]
-
-
 @infers("Squeeze")
 def _squeeze(node: Node) -> list[Abstract]:
     source = node.input(0)
-    axes = _axes(node, source.rank)
-    if axes is None:
+    given = axes_of(node, 1)
+    if given is None:
         if any(d.value is None for d in source.dims):
             raise Unsupported("Squeeze without axes on dynamic dims")
         axes = [i for i, d in enumerate(source.dims) if d == 1]
+    else:
+        known = plain_axes(given, source.rank)
+        if known is None:
+            return [_same_data(source, _squeezed_by_data(node, source, given))]
+        axes = known
     for a in axes:
         if source.dims[a] != 1:
             if source.dims[a].value is not None:
@@ -105,29 +114,44 @@ def _squeeze(node: Node) -> list[Abstract]:
     return [_same_data(source, [d for i, d in enumerate(source.dims) if i not in axes])]
 
 
+def _squeezed_by_data(node: Node, source: Abstract, axes: list[Dim]) -> list[Dim]:
+    check_axes(node, axes, source.rank)
+    texts = sizes_text(source.dims), sizes_text(axes)
+    dims = [atom(f"nth_kept({k}, {texts[0]}, {texts[1]})") for k in range(source.rank - len(axes))]
+    node.checks.append((f"{product(dims).cpp()} == {source.size.cpp()}", "a squeezed dimension is not 1"))
+    return dims
+
+
 @infers("Unsqueeze")
 def _unsqueeze(node: Node) -> list[Abstract]:
     source = node.input(0)
-    given = node.attribute("axes")
-    given = node.integers(1, "the axes") if given is None else given
+    given = axes_of(node, 1)
+    if given is None:
+        raise Unsupported("Unsqueeze without axes")
     rank = source.rank + len(given)
-    axes = {a % rank for a in given}
+    known = plain_axes(given, rank)
+    if known is None:
+        check_axes(node, given, rank)
+        texts = sizes_text(source.dims), sizes_text(given)
+        return [_same_data(source, [atom(f"nth_inserted({k}, {texts[0]}, {texts[1]})") for k in range(rank)])]
+    axes = set(known)
     old = iter(source.dims)
     return [_same_data(source, [ONE if i in axes else next(old) for i in range(rank)])]
 
 
 @infers("Identity", "Dropout")
 def _identity(node: Node) -> list[Abstract]:
-    if len(node.ir.outputs) > 1 and node.ir.outputs[1].uses():
-        raise Unsupported("the mask of Dropout stays with ONNX Runtime")
-    if node.has(2) and node.input(2).elements != (ZERO,):
+    source = node.input(0)
+    if node.ir.op_type == "Dropout" and node.has(2) and node.input(2).elements != (ZERO,):
         raise Unsupported("Dropout in training mode")
-    return [node.input(0)] * len(node.ir.outputs)
+    return [source, Abstract(DataType.BOOL, source.dims)][: len(node.ir.outputs)]
 
 
 @lowers("Identity", "Dropout")
 def _lower_identity(node: Node, out: Lowering) -> None:
     out.alias(node.ir.outputs[0], out.tensor(node.ir.inputs[0]))
+    if len(node.ir.outputs) > 1:  # the mask of a Dropout that drops nothing
+        fill(out, out.result(node.ir.outputs[1]), 1)
 
 
 @lowers("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -271,6 +295,8 @@ def _slice(node: Node) -> list[Abstract]:
     source = node.input(0)
     dims = list(source.dims)
     elements = source.elements
+    if _sliced_by_data(node):
+        return [Abstract(source.dtype, tuple(count for _, count, _ in _data_slices(node, source.dims)))]
     for axis, start, end, step in _slices(node, source.rank):
         size = source.dims[axis]
         dims[axis] = slice_window(start, end, step, size)[1]
@@ -296,6 +322,34 @@ def _slices(node: Node, rank: int) -> list[tuple[int, Dim, Dim, int]]:
     return [(a % rank, s, e, step) for a, s, e, step in zip(axes, starts, ends, steps)]
 
 
+def _sliced_by_data(node: Node) -> bool:
+    """Whether axes or steps are only known at run time."""
+    if node.opset < 10:
+        return False
+    return any(e.value is None for i in (3, 4) if node.has(i) for e in node.elements(i, "the axes or steps"))
+
+
+def _data_slices(node: Node, dims: Sequence[Dim]) -> list[tuple[Dim, Dim, Dim]]:
+    """First index, count and step for every dim, found at run time."""
+    rank = len(dims)
+    starts, ends = node.elements(1, "the start"), node.elements(2, "the end")
+    axes = node.elements(3, "the axes") if node.has(3) else [dim(i) for i in range(len(starts))]
+    steps = node.elements(4, "the steps") if node.has(4) else [ONE] * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps) <= rank:
+        raise Unsupported("starts, ends, axes and steps differ in length")
+    check_axes(node, axes, rank)
+    node.checks += [(f"{s.cpp()} != 0", "a step of 0") for s in steps if s.value is None]
+    found = []
+    for a, size in enumerate(dims):
+        start, end, step = (
+            f"for_axis({a}, {rank}, {sizes_text(values)}, {sizes_text(axes)}, {otherwise})"
+            for values, otherwise in ((starts, "0"), (ends, "INT64_MAX"), (steps, "1"))
+        )
+        first = atom(f"slice_first({start}, {step}, {size.cpp()})")
+        found.append((first, atom(f"slice_count({start}, {end}, {step}, {size.cpp()})"), atom(step)))
+    return found
+
+
 def slice_window(start: Dim, end: Dim, step: int, size: Dim) -> tuple[Dim, Dim]:
     """First index and length."""
     if step > 0:
@@ -317,6 +371,12 @@ def _lower_slice(node: Node, out: Lowering) -> None:
     value = node.ir.outputs[0]
     view = out.tensor(node.ir.inputs[0])
     dims, strides, offset = list(view.dims), list(view.strides), view.offset
+    if _sliced_by_data(node):
+        for axis, (first, length, factor) in enumerate(_data_slices(node, view.dims)):
+            offset = offset + first * view.strides[axis]
+            dims[axis], strides[axis] = length, view.strides[axis] * factor
+        out.alias(value, view.with_(dims, strides, offset))
+        return
     for axis, start, end, step in _slices(node, len(dims)):
         first, length = slice_window(start, end, step, view.dims[axis])
         offset = offset + first * view.strides[axis]
