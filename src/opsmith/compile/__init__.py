@@ -17,6 +17,7 @@ from opsmith.compile.build import Compiler, build, find_compiler
 from opsmith.compile.choose import chooser
 from opsmith.compile.convert import Blob, replace_regions, save_converted, write_weights
 from opsmith.compile.emit import Source, emit_instances, emit_region, emit_registration
+from opsmith.compile.expand import expand
 from opsmith.compile.lower import Program, Target, lower_region
 from opsmith.compile.partition import Analysis, Region, analyse, make_regions, region_facts
 from opsmith.compile.plan import plan_memory
@@ -180,12 +181,15 @@ def partition(model: ir.Model, wanted: str, target: Target, slow: Mapping[str, s
     """Cut the graph and lower each region. A node that does not lower after all goes back to ORT, and the cut is made again."""
     opset = model.opset_imports.get("", 1)
     analysis = analyse(model.graph, opset)
+    if expand(model, analysis, slow or ()):
+        rewrite(model)
+        analysis = analyse(model.graph, opset)
     for node in model.graph:
         if slow and (node.name or "") in slow:
             analysis.reasons[node] = slow[node.name or ""]
     choose = chooser(wanted, model)
     while True:
-        found = [r for r in make_regions(model.graph, analysis, choose) if _runs_something(r, analysis)]
+        found = [r for r in make_regions(model.graph, analysis, choose) if _worthwhile(r, analysis, wanted)]
         programs: list[Program] = []
         for i, region in enumerate(found):
             region.name = f"region{i}"
@@ -205,8 +209,10 @@ def partition(model: ir.Model, wanted: str, target: Target, slow: Mapping[str, s
     return Cut(model, analysis, found, programs)
 
 
-def _runs_something(region: Region, analysis: Analysis) -> bool:
-    """A region that only does shape arithmetic has nothing to run."""
+def _worthwhile(region: Region, analysis: Analysis, wanted: str) -> bool:
+    """A region that only does shape arithmetic has nothing to run: it is compiled only if everything is."""
+    if wanted in ("all", "whole"):
+        return bool(region.outputs)
     return any(analysis.facts[v].elements is None and analysis.facts[v].constant is None for v in region.outputs)
 
 

@@ -30,8 +30,7 @@ def simplify(model: ir.Model) -> None:
         passes.InlinePass(criteria=lambda f: (f.domain, f.name) not in known)(model)
         name_after_calls(model.graph, calls, own)
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-        logging.getLogger("onnxscript").setLevel(logging.ERROR)
-        onnxscript.optimizer.fold_constants(model, input_size_limit=FOLD_LIMIT, output_size_limit=FOLD_LIMIT)
+        fold(model)
         ir.passes.Sequential(
             passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
             passes.CommonSubexpressionEliminationPass(),
@@ -55,6 +54,19 @@ def name_after_calls(graph: ir.Graph, calls: Mapping[str | None, str | None], ow
         if call := call or next(readers, None):
             names[node] = call
             node.name = f"{call}/{node.op_type}"
+
+
+def fold(model: ir.Model) -> None:
+    """Fold constants. The folder evaluates nodes, and gives up on operators it does not know: then nothing more is folded."""
+    log = logging.getLogger("onnxscript")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        onnxscript.optimizer.fold_constants(model, input_size_limit=FOLD_LIMIT, output_size_limit=FOLD_LIMIT)
+    except Exception as error:
+        logging.getLogger(__name__).debug("constant folding ended early: %s", error)
+    finally:
+        log.setLevel(level)
 
 
 def name_nodes(graph: ir.Graph) -> None:

@@ -44,11 +44,16 @@ def simplify(model: ir.Model, raise_opset: bool = False) -> None:
 def _raise_opset(model: ir.Model) -> None:
     """Convert an old model. A model that onnx cannot convert stays as it is: rules that need a newer opset say so."""
     before = dict(model.opset_imports)
+    quiet = logging.getLogger("onnxscript")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)  # it tells which of its two converters it uses
     try:
         version_converter.convert_version(model, target_version=NEW_OPSET, fallback=True)
     except Exception:  # the converter has no common error type
         model.opset_imports.clear()
         model.opset_imports.update(before)
+    finally:
+        quiet.setLevel(level)
 
 
 def fold(model: ir.Model) -> None:
@@ -65,6 +70,8 @@ def fold(model: ir.Model) -> None:
             common.RemoveUnusedNodesPass()(model)
             if not small_rules.apply(model) and not changed:
                 break
+    except (RuntimeError, ir.passes.PassError) as error:  # an operator that the folder cannot evaluate: what was folded so far stays
+        logging.getLogger(__name__).debug("constant folding ended early: %s", error)
     finally:
         quiet.setLevel(level)
 
