@@ -1,0 +1,157 @@
+"""Many models, one compiler run: for tests that compile hundreds of small graphs.
+
+The steps are those of `opsmith.compile.compile(regions="all")`, up to the C++ sources; those of all models together
+become one file and one library, in which every region has a name of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import re
+import subprocess
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from opsmith.compile.build import KERNELS, find_compiler
+from opsmith.compile.convert import replace_regions, save_converted, write_weights
+from opsmith.compile.emit import emit_instances, emit_region, emit_registration
+from opsmith.compile.lower import Target
+from opsmith.compile.plan import plan_memory
+from opsmith.errors import OpsmithError
+
+compiler = importlib.import_module("opsmith.compile")  # the module; `opsmith.compile` by attribute is the verb
+
+
+@dataclasses.dataclass
+class Built:
+    """What became of one model."""
+
+    name: str
+    path: str = ""  # the compiled model; empty if it could not be compiled
+    regions: int = 0
+    left: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # operator, reason: what stayed with ORT
+    error: str = ""  # the compiler failed: a bug
+
+    @property
+    def native(self) -> bool:
+        """Every node runs in a compiled region, and there is one."""
+        return self.regions > 0 and not self.left and not self.error
+
+
+@dataclasses.dataclass
+class _Lowered:
+    built: Built
+    cut: Any  # opsmith.compile.Cut
+
+
+def compile_batch(
+    models: Sequence[tuple[str, bytes]], folder: Path, optimize: str = "-O1"
+) -> tuple[Path | None, list[Built]]:
+    """Compile the models into `folder`; gives the library (None if nothing was compiled) and what became of each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    results: list[Built] = []
+    lowered: list[_Lowered] = []
+    for i, (name, model) in enumerate(models):
+        built = Built(name)
+        results.append(built)
+        try:
+            cut = _lower(model, prefix=f"m{i}_")
+        except OpsmithError as error:
+            built.error = f"{type(error).__name__}: {error}"
+            continue
+        except Exception:
+            built.error = traceback.format_exc(limit=-4)
+            continue
+        inside = {n for r in cut.regions for n in r.nodes}
+        built.left = [
+            (n.op_type, cut.analysis.reasons.get(n, "not chosen")) for n in cut.model.graph if n not in inside
+        ]
+        built.regions = len(cut.regions)
+        lowered.append(_Lowered(built, cut))
+    library = _build(lowered, folder, optimize)
+    return library, results
+
+
+def _lower(model: bytes, prefix: str) -> Any:
+    loaded = compiler.load(ir.from_proto(onnx.load_from_string(model)))
+    compiler.rewrite(loaded)
+    cut = compiler.partition(loaded, "all", Target(compiler.lanes()))
+    for region, program in zip(cut.regions, cut.programs):
+        region.name = program.name = prefix + region.name
+    return cut
+
+
+def _build(lowered: list[_Lowered], folder: Path, optimize: str) -> Path | None:
+    """Emit and build. Models whose C++ is refused are blamed, left out, and the rest is built again."""
+    digest = hashlib.sha256(str(folder).encode() + "".join(x.built.name for x in lowered).encode()).hexdigest()[:12]
+    domain = f"opsmith.batch{digest}"
+    work = [(x, _convert(x, folder, domain)) for x in lowered]
+    library = folder / f"lib{digest}.so"
+    for _ in range(4):
+        if not any(x.cut.programs for x, _ in work):
+            return None
+        complaint = _compile(_unit(work, domain), folder / "batch.cpp", optimize, library)
+        if complaint is None:
+            return library
+        guilty = [(x, found) for x, _ in work if (found := _blame(x, complaint)) is not None]
+        if not guilty:
+            raise OpsmithError(f"the batch does not build: {complaint[:2000]}")
+        for x, found in guilty:
+            x.built.error = f"the C++ does not compile: {found}"
+        work = [(x, blobs) for x, blobs in work if not x.built.error]
+    raise OpsmithError(f"the batch does not build: {complaint[:2000]}")
+
+
+def _blame(item: _Lowered, complaint: str) -> str | None:
+    """The first error if one of the model's own source files is named in the compiler's output."""
+    files = {f"{p.name}.cpp" for p in item.cut.programs} | {f"{i}.cpp" for p in item.cut.programs for i in p.instances}
+    named = set(re.findall(r"\w+\.cpp(?=:)", complaint))
+    if not files & named:
+        return None
+    return next((line for line in complaint.splitlines() if "error" in line), "")
+
+
+_Work = tuple[_Lowered, list[tuple[int, int]]]  # with the checksum and size of each region's weights
+
+
+def _convert(item: _Lowered, folder: Path, domain: str) -> list[tuple[int, int]]:
+    """Write weights and the converted model. Lowering is done: the cut's programs are complete."""
+    path = folder / f"{item.built.name}.onnx"
+    data = folder / f"{item.built.name}.onnx.data"
+    blobs = write_weights(item.cut.programs, data)
+    replace_regions(item.cut.model, item.cut.regions, blobs, domain, data)
+    save_converted(item.cut.model, path, data)
+    item.built.path = str(path)
+    return [(b.checksum, b.bytes) for b in blobs]
+
+
+def _unit(work: Sequence[_Work], domain: str) -> str:
+    """One C++ file for all regions; an instance that several models use appears once."""
+    programs = [p for x, _ in work for p in x.cut.programs]
+    instances = {i.name: i for p in programs for i in p.instances.values()}
+    headers = {h for p in programs for h in p.instance_headers}
+    sources = emit_instances(list(instances.values()), headers)
+    sources += [emit_region(p, plan_memory(p)) for p in programs]
+    checks = [b for _, blobs in work for b in blobs]
+    sources.append(emit_registration(domain, programs, [c for c, _ in checks], [s for _, s in checks]))
+    return "\n".join(
+        f'#line 1 "{s.name}"\n' + re.sub(r'#include "instances.hpp"|#pragma once', "", s.text) for s in sources
+    )
+
+
+def _compile(text: str, source: Path, optimize: str, library: Path) -> str | None:
+    """The compiler's complaint, or None."""
+    source.write_text(text, encoding="utf-8")
+    tool = find_compiler()
+    flags = [f for f in tool.flags() if not f.startswith("-O")]
+    command = [*tool.command, *flags, optimize, f"-I{KERNELS}", str(source)]
+    command += ["-shared", "-Wl,-z,nodelete", "-o", str(library), "-lm"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if result.returncode == 0 else result.stderr
