@@ -10,7 +10,7 @@ import pytest
 
 import opsmith
 from opsmith.errors import OpsmithError
-from opsmith.pipelines.prompts import contains, load_style, write_prompts
+from opsmith.pipelines.prompts import Style, contains, load_style, write_prompts
 from opsmith.pipelines.sampling import Sampling
 from opsmith.pipelines.text import TextGenerator
 
@@ -131,7 +131,7 @@ class TestSampling:
 
 def test_prompts_hold_the_keyword_and_differ():
     generator = TextGenerator(models.tiny_model("gpt2"), "dynamo")
-    found = write_prompts(generator, "apple", n=3, seed=1)
+    found = write_prompts(generator, "apple", n=3, seed=1, style=Style("{keyword}:", max_new_tokens=12))
     assert len(found) == 3 and len(set(found)) == 3 and all(contains(p, "apple") for p in found)
 
 
