@@ -12,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import platformdirs
+import tomllib
 
 from opsmith.errors import OpsmithError
 
@@ -141,10 +141,6 @@ def _from_file(path: Path) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise OpsmithError(f"{path} cannot be read: {error.strerror}") from error
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
         values: dict[str, Any] = tomllib.loads(text.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

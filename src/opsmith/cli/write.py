@@ -67,7 +67,7 @@ def command(
         )
         print() if live else [print(f"{text}{g.text}") for g in found]
     else:
-        chosen = load_style(style, prompts) if style or prompts else None
+        chosen = load_style(style or "general", prompts) if style or prompts else None
         for line in write_prompts(generator, text, n=n, seed=seed, style=chosen):
             print(line)
     if not console.quiet:

@@ -9,19 +9,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from opsmith import machine, progress, store
 from opsmith.compile import keep
 from opsmith.compile.build import Compiler, build, find_compiler
-from opsmith.compile.choose import chooser
+from opsmith.compile.choose import EVERYTHING, chooser, original_names, structure
 from opsmith.compile.convert import Blob, replace_regions, save_converted, write_weights
 from opsmith.compile.emit import Source, emit_instances, emit_region, emit_registration
 from opsmith.compile.expand import expand
 from opsmith.compile.lower import Program, Target, lower_region
 from opsmith.compile.partition import Analysis, Region, analyse, make_regions, region_facts
 from opsmith.compile.plan import plan_memory
-from opsmith.compile.simplify import fix_dims, simplify
+from opsmith.compile.simplify import fix_dims, name_nodes, simplify
 from opsmith.compile.values import Unsupported
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.store import ModelLike, PathLike, Variant
@@ -82,10 +83,12 @@ def compile(
     while True:
         clock = Clock()
         model = load(src, shapes)
+        name_nodes(model.graph)
         total = len(list(model.graph))
+        source = structure(model)
         rewrite(model)
         clock.lap("rewrite")
-        cut = partition(model, regions, Target(lanes(), strict), slow)
+        cut = partition(model, regions, Target(lanes(), strict), slow, source)
         clock.lap("lower")
         result = summarize(cut, total, dropped, clock)
         if dry_run:
@@ -177,7 +180,13 @@ def rewrite(model: ir.Model) -> None:
     simplify(model)
 
 
-def partition(model: ir.Model, wanted: str, target: Target, slow: Mapping[str, str] | None = None) -> Cut:
+def partition(
+    model: ir.Model,
+    wanted: str,
+    target: Target,
+    slow: Mapping[str, str] | None = None,
+    source: onnx.ModelProto | None = None,
+) -> Cut:
     """Cut the graph and lower each region. A node that does not lower after all goes back to ORT, and the cut is made again."""
     opset = model.opset_imports.get("", 1)
     analysis = analyse(model.graph, opset)
@@ -187,7 +196,7 @@ def partition(model: ir.Model, wanted: str, target: Target, slow: Mapping[str, s
     for node in model.graph:
         if slow and (node.name or "") in slow:
             analysis.reasons[node] = slow[node.name or ""]
-    choose = chooser(wanted, model)
+    choose = chooser(wanted, model, None if source is None or wanted in EVERYTHING else original_names(source, model))
     while True:
         found = [r for r in make_regions(model.graph, analysis, choose) if _worthwhile(r, analysis, wanted)]
         programs: list[Program] = []

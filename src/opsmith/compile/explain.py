@@ -10,11 +10,11 @@ from collections.abc import Iterable
 import onnx
 import onnx_ir as ir
 
+from opsmith.compile.choose import structure
 from opsmith.compile.emit import emit_region
 from opsmith.compile.lower import Program, Target
 from opsmith.compile.plan import plan_memory
 from opsmith.errors import OpsmithError
-from opsmith.measure.origins import graph_of, origins
 from opsmith.store import ModelLike
 
 
@@ -32,15 +32,12 @@ def explain(src: ModelLike, node: str, *, regions: str = "all", strict: bool = F
 
     model = load(src)
     name_nodes(model.graph)
-    before = _structure(model)
+    before = structure(model)
     name = _find(before, node)
     found = next(n for n in model.graph if n.name == name)
     stops = [Stop("model", f"{found.op_type} {name}: {_values(found.inputs)} -> {_values(found.outputs)}")]
     rewrite(model)
-    after = _structure(model)
-    owners = [
-        n.name for n, old in zip(graph_of(after).nodes, origins(graph_of(before), graph_of(after))) if name in old
-    ]
+    owners = [new for new, old in original_names(before, model).items() if name in old]
     kept = {n.name: n for n in model.graph}
     rewritten = [kept[o] for o in owners if o in kept]
     if not rewritten:
@@ -59,14 +56,6 @@ def explain(src: ModelLike, node: str, *, regions: str = "all", strict: bool = F
                 stops.append(Stop("region", f"{region.name}, {len(region.nodes)} nodes, {len(program.calls)} calls"))
                 stops += _calls(program, owner.name or "")
     return stops
-
-
-def _structure(model: ir.Model) -> onnx.ModelProto:
-    """The graph as a proto without its weights."""
-    proto = onnx.ModelProto()
-    proto.graph.node.extend(ir.to_proto(node) for node in model.graph)
-    proto.graph.input.extend(ir.to_proto(value) for value in model.graph.inputs)
-    return proto
 
 
 def _find(proto: onnx.ModelProto, wanted: str) -> str:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import tomllib
+
 from opsmith.errors import OpsmithError
 from opsmith.pipelines.sampling import Sampling
 from opsmith.pipelines.text import TextGenerator
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 DEFAULT = Path(__file__).with_name("prompts.toml")
 ROUNDS = 4  # batches to try for prompts that hold the keyword, before the best are completed with it

@@ -274,9 +274,7 @@ GROWTH, FREE_BYTES = 0.40, 48 << 20
 
 def plan_algorithms(nodes: Iterable[Node], target: Target) -> dict[ir.Node, Algorithm]:
     """Winograd where it saves most for the memory it costs; everything else is direct."""
-    convs = [
-        n for n in nodes if n.ir.op_type == "Conv" and n.ir.domain in ("", "ai.onnx") and not _needs_plain(n)
-    ]
+    convs = [n for n in nodes if n.ir.op_type == "Conv" and n.ir.domain in ("", "ai.onnx") and not _needs_plain(n)]
     if target.strict:
         return {}
     total = sum(v.constant.size for n in nodes for v in n.inputs if v is not None and v.constant is not None) * 4

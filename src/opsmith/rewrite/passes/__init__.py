@@ -70,7 +70,10 @@ def fold(model: ir.Model) -> None:
             common.RemoveUnusedNodesPass()(model)
             if not small_rules.apply(model) and not changed:
                 break
-    except (RuntimeError, ir.passes.PassError) as error:  # an operator that the folder cannot evaluate: what was folded so far stays
+    except (
+        RuntimeError,
+        ir.passes.PassError,
+    ) as error:  # an operator that the folder cannot evaluate: what was folded so far stays
         logging.getLogger(__name__).debug("constant folding ended early: %s", error)
     finally:
         quiet.setLevel(level)

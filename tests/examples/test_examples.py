@@ -1,0 +1,53 @@
+"""Every example runs as a user would run it, and says what it should."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import opsmith
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, *arguments: object) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_bert(tmp_path):
+    out = run("bert.py", tmp_path)
+    assert "one op for" in out
+    assert float(out.split("largest difference:")[1]) < 1e-4
+
+
+def test_gpt2_decode(tmp_path):
+    assert "the same in both: True" in run("gpt2_decode.py", tmp_path)
+
+
+def test_subgraph(tmp_path):
+    out = run("subgraph.py", tmp_path)
+    assert "left to ONNX Runtime: attention_like, Add_y" in out
+    assert "region0" in out and "Softmax" in out
+
+
+def test_own_kernel(tmp_path):
+    assert float(run("own_kernel.py", tmp_path).split(":")[1]) < 1e-6
+
+
+def test_plain_onnxruntime(tmp_path):
+    sys.path.insert(0, str(Path(__file__).parents[1] / "compile"))
+    from small import MLP
+
+    result = opsmith.compile(MLP, tmp_path / "mlp" / "compiled", regions="whole")
+    assert run("plain_onnxruntime.py", result.variant.folder).strip() == "y float32 (1, 1, 4)"
+
+
+@pytest.mark.parametrize("example", sorted(p.name for p in EXAMPLES.glob("*.py")))
+def test_each_example_is_run_above(example):
+    assert f'"{example}"' in Path(__file__).read_text()
