@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import onnx
 import onnx_ir as ir
 
-from opsmith.compile.choose import structure
+from opsmith.compile.choose import original_names, structure
 from opsmith.compile.emit import emit_region
 from opsmith.compile.lower import Program, Target
 from opsmith.compile.plan import plan_memory

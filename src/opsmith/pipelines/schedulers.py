@@ -67,7 +67,7 @@ class Scheduler:
     def add_noise(self, i: int, clean: Array, noise: Array) -> Array:
         """A clean latent as it would be at the start of step i."""
         alpha = self.alphas[int(self.timesteps[i])]
-        return np.sqrt(alpha) * clean + np.sqrt(1 - alpha) * noise
+        return np.asarray(np.sqrt(alpha) * clean + np.sqrt(1 - alpha) * noise)
 
     def step(self, i: int, output: Array, sample: Array, rng: np.random.Generator | None = None) -> Array:
         raise NotImplementedError
@@ -125,7 +125,7 @@ class DDIM(Scheduler):
         if self.config.get("clip_sample", True):
             limit = float(self.config.get("clip_sample_range", 1.0))
             clean = np.clip(clean, -limit, limit)
-        return np.sqrt(next_alpha) * clean + np.sqrt(1 - next_alpha) * noise
+        return np.asarray(np.sqrt(next_alpha) * clean + np.sqrt(1 - next_alpha) * noise)
 
 
 class PNDM(Scheduler):
