@@ -66,6 +66,6 @@ def _reasons(rows: Sequence[Outcome]) -> str:
     reasons: Counter[str] = Counter()
     for o in rows:
         told = [f"{op}: {why}" if op != o.op else why for op, why in o.reasons if "is unknown" not in why]
-        reasons.update(dict.fromkeys(told[:1] or [f"{op}: {why}" for op, why in o.reasons[:1]]))
+        reasons.update(told[:1] or [f"{op}: {why}" for op, why in o.reasons[:1]])
     lines = [f"{why.replace('|', '/')}" + (f" ({n})" if n > 1 else "") for why, n in reasons.most_common(3)]
     return "; ".join(lines)

@@ -171,13 +171,15 @@ def difference(got: Sequence[Any], want: Sequence[Any], rtol: float, atol: float
 
 
 def stock_session(model: bytes) -> ort.InferenceSession:
-    return ort.InferenceSession(model, _options(), providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(model, session_options(), providers=["CPUExecutionProvider"])
 
 
-def _options() -> ort.SessionOptions:
+def session_options(library: str | None = None) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 2
     options.log_severity_level = 4
+    if library is not None:
+        options.register_custom_ops_library(library)
     return options
 
 
@@ -199,9 +201,7 @@ def judge(case: Case, built: dict[str, Any], library: str | None) -> Outcome:
         return outcome
     native = not built["left"]
     try:
-        options = _options()
-        options.register_custom_ops_library(library)
-        session = ort.InferenceSession(built["path"], options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(built["path"], session_options(library), providers=["CPUExecutionProvider"])
         got = run(session, case)
     except Exception as error:
         if expected is None:  # stock ORT cannot either

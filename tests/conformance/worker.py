@@ -1,10 +1,16 @@
-"""The child process of suite.py: `build FOLDER` compiles a batch of cases, `run FOLDER FIRST` runs them one after the other."""
+"""The child process of the conformance tests.
+
+build FOLDER        compile the batch of cases in FOLDER
+run FOLDER FIRST    run them one after the other, from FIRST on
+malform FOLDER      run them with nonsense in their integer inputs
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import pickle
+import resource
 import sys
 from pathlib import Path
 
@@ -28,11 +34,43 @@ def run(folder: Path, cases: list[suite.Case], first: int) -> None:
         print(json.dumps(dataclasses.asdict(outcome)), flush=True)
 
 
+def malform(folder: Path, cases: list[suite.Case]) -> None:
+    """Run the compiled models with nonsense in their integer inputs; print what is tried, and how often it raised."""
+    import numpy as np
+    import onnxruntime as ort
+
+    resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+    record = json.loads((folder / "built.json").read_text())
+    random = np.random.default_rng(0)
+    values = np.array([-(2**63), 2**63 - 1, 2**40, -(2**31), -7, -2, -1, 0, 1, 2, 3, 9], np.int64)
+    counts = {"raised": 0, "answered": 0}
+    for case, built in zip(cases, record["built"]):
+        if not built["regions"] or built["left"] or built["error"]:
+            continue
+        session = ort.InferenceSession(built["path"], suite.session_options(record["library"]))
+        good = suite.feed(session, case)
+        for attempt in range(12):
+            feed = dict(good)
+            for name, x in good.items():
+                if isinstance(x, np.ndarray) and x.dtype.kind == "i" and x.size:
+                    wild = random.choice(values, x.shape).astype(x.dtype)
+                    feed[name] = np.where(random.random(x.shape) < 0.5, wild, x).astype(x.dtype)
+            print(case.name, attempt, flush=True)
+            try:
+                session.run(None, feed)
+                counts["answered"] += 1
+            except Exception:
+                counts["raised"] += 1
+    print(json.dumps(counts))
+
+
 if __name__ == "__main__":
     action, where = sys.argv[1], Path(sys.argv[2])
     sys.modules["suite"] = suite
     loaded = pickle.loads((where / "cases.pkl").read_bytes())
     if action == "build":
         build(where, loaded)
+    elif action == "malform":
+        malform(where, loaded)
     else:
         run(where, loaded, int(sys.argv[3]))

@@ -112,6 +112,20 @@ def replace_regions(model: ir.Model, regions: Sequence[Region], blobs: Sequence[
     graph.opset_imports[domain] = 1
     passes.RemoveUnusedNodesPass()(model)
     passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
+    _lower_versions(model)
+
+
+# What every ORT that the libraries need (1.24) reads.
+OLD_OPSET, OLD_IR = 17, 10
+
+
+def _lower_versions(model: ir.Model) -> None:
+    """A model whose every node was compiled uses no standard operator: it loads wherever the library does, whatever it was made with."""
+    nodes = [*ir.traversal.RecursiveGraphIterator(model.graph), *(n for f in model.functions.values() for n in f)]
+    if any(n.domain in ("", "ai.onnx") for n in nodes):
+        return
+    model.opset_imports[""] = min(model.opset_imports.get("", OLD_OPSET), OLD_OPSET)
+    model.ir_version = min(model.ir_version, OLD_IR)
 
 
 def save_converted(model: ir.Model, path: Path, data: Path) -> None:

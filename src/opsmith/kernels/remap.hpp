@@ -26,9 +26,11 @@ inline void pad_table(i64* table, i64 out, i64 size, i64 begin, Border mode) {
   for (i64 i = 0; i < out; ++i) table[i] = border_index(i - begin, size, mode);
 }
 
+// Nothing for an empty result, whose other dims may be of any size.
 inline i64 remap_workspace(const Sizes& dims) {
+  if (is_empty(dims)) return 0;
   i64 total = 0;
-  for (int d = 0; d < dims.count; ++d) total += max<i64>(0, dims.at[d]);
+  for (int d = 0; d < dims.count; ++d) total += dims.at[d];
   return total * static_cast<i64>(sizeof(i64));
 }
 
@@ -70,11 +72,12 @@ void remap(const Pool& pool, const Sizes& dims, const Sizes& strides, const i64*
 template <class T>
 void pad(const Pool& pool, const Sizes& dims, const Sizes& from, const Sizes& strides, const Sizes& begin, Border mode, const T* x,
          T fill, T* out, void* workspace) {
+  if (is_empty(dims)) return;
   i64* tables = static_cast<i64*>(workspace);
   i64* at = tables;
   for (int d = 0; d < dims.count; ++d) {
     pad_table(at, dims.at[d], from.at[d], begin.at[d], mode);
-    at += max<i64>(0, dims.at[d]);
+    at += dims.at[d];
   }
   remap(pool, dims, strides, tables, x, fill, out);
 }

@@ -110,13 +110,20 @@ inline bool resize_table(i64 i, const ResizeAxis& a, const ResizeMode& mode, i64
 struct ResizePlan {
   int rank;
   ResizeAxis axes[kSizesRank];
+
+  bool empty() const {
+    for (int d = 0; d < rank; ++d)
+      if (axes[d].out <= 0 || axes[d].in <= 0) return true;
+    return false;
+  }
 };
 
 inline i64 resize_workspace(const ResizePlan& plan, const ResizeMode& mode) {
+  if (plan.empty()) return 0;
   i64 bytes = 0;
   for (int d = 0; d < plan.rank; ++d) {
     const ResizeAxis& a = plan.axes[d];
-    bytes += max<i64>(0, a.out) * (resize_taps(a, mode) * static_cast<i64>(sizeof(Tap)) + 8);
+    bytes += a.out * (resize_taps(a, mode) * static_cast<i64>(sizeof(Tap)) + 8);
   }
   return bytes;
 }
@@ -125,6 +132,7 @@ inline i64 resize_workspace(const ResizePlan& plan, const ResizeMode& mode) {
 template <class T>
 void resize(const Pool& pool, const ResizePlan& plan, const ResizeMode& mode, const Sizes& strides, const T* x, double fill, T* out,
             void* workspace) {
+  if (plan.empty()) return;
   const int rank = plan.rank;
   Tap* tables[kSizesRank];
   i64* inside[kSizesRank];

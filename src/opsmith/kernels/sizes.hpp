@@ -71,6 +71,25 @@ struct Sizes {  // a short list of sizes or axes
   int count;
   i64 at[kSizesRank];
 };
+inline bool is_empty(const Sizes& dims) {
+  for (int d = 0; d < dims.count; ++d)
+    if (dims.at[d] <= 0) return true;
+  return false;
+}
+// Whether these sizes hold exactly `total` elements; no product of sizes wraps around.
+inline bool sizes_hold(const Sizes& dims, i64 total) {
+  if (is_empty(dims)) {
+    for (int d = 0; d < dims.count; ++d)
+      if (dims.at[d] < 0) return false;
+    return total == 0;
+  }
+  __int128 n = 1;
+  for (int d = 0; d < dims.count; ++d) {
+    n *= dims.at[d];
+    if (n > total) return false;
+  }
+  return n == total;
+}
 inline i64 normal_axis(i64 axis, i64 rank) { return axis < 0 ? axis + rank : axis; }
 inline bool axis_ok(i64 axis, i64 rank) { return axis >= -rank && axis < rank; }
 inline i64 has_axis(i64 axis, i64 rank, const Sizes& axes) {

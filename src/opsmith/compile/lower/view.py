@@ -69,9 +69,7 @@ def _reshape_by_data(node: Node, source: Abstract, target: Sequence[Dim]) -> tup
     for c in copied:
         rest = rest * call("reshape_known", c)
     dims = tuple(call("reshape_hole", c, source.size, rest) for c in copied)
-    total = product(dims)
-    node.checks.append((f"{total.cpp()} == {source.size.cpp()}", "the new shape does not fit"))
-    node.checks += [(f"{d.cpp()} >= 0", "a size is negative") for d in dims]
+    node.checks.append((f"sizes_hold({sizes_text(dims)}, {source.size.cpp()})", "the new shape does not fit"))
     return dims
 
 
@@ -118,7 +116,7 @@ def _squeezed_by_data(node: Node, source: Abstract, axes: list[Dim]) -> list[Dim
     check_axes(node, axes, source.rank)
     texts = sizes_text(source.dims), sizes_text(axes)
     dims = [atom(f"nth_kept({k}, {texts[0]}, {texts[1]})") for k in range(source.rank - len(axes))]
-    node.checks.append((f"{product(dims).cpp()} == {source.size.cpp()}", "a squeezed dimension is not 1"))
+    node.checks.append((f"sizes_hold({sizes_text(dims)}, {source.size.cpp()})", "a squeezed dimension is not 1"))
     return dims
 
 
