@@ -83,6 +83,28 @@ def test_what_leaves_the_cut_and_comes_back_is_taken_in(block, tmp_path):
     assert (found.inputs, found.outputs) == (("x",), ("s",))
 
 
+def test_sizes_of_tensors_in_the_cut_are_computed_in_it(tmp_path):
+    """Reshape to the shape of x: as an input that shape would be mere data. A size from elsewhere stays an input."""
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    g (float[n, 4, 8] x, float[m, 2] other) => (float[n, 4, 8] y, int64[3] s, float[k] z) {
+        [flat] flat = Constant <value_ints = [0, -1]> ()
+        [shape] s = Shape (x)
+        [fold] f = Reshape (x, flat)
+        [act] a = Tanh (f)
+        [unfold] y = Reshape (a, s)
+        [count] c = Shape <start = 0, end = 1> (other)
+        [far] z = Expand (half, c)
+    }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([0.5]), "half"))
+    folder = save(model, tmp_path / "net" / "a")
+    cut = store.open_model(distill(folder, tmp_path / "cut", nodes="fold..unfold").variants[0])
+    assert [v.name for v in cut.graph.inputs] == ["x"] and [v.name for v in cut.graph.outputs] == ["y"]
+    assert "shape" in [n.name for n in cut.graph]
+    far = store.open_model(distill(folder, tmp_path / "far", nodes="far").variants[0])
+    assert [v.name for v in far.graph.inputs] == ["c"]
+
+
 def test_a_pattern_is_cut_where_its_rule_fires(tmp_path):
     text = """<ir_version: 10, opset_import: ["" : 18]>
     g (float[n, 16] x) => (float[n, 16] y) <float[16, 16] w> {
@@ -165,7 +187,7 @@ def test_command_lists_what_it_wrote(block, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["distill", str(block), str(tmp_path / "cut"), "--function", "Silu", "--max", "1"])
     assert not ended.value.code
-    assert "1 of 2 occurrences, 2 of them different" in capsys.readouterr().out
+    assert "1 of 2 occurrences, of 2 kinds" in capsys.readouterr().out
 
 
 def test_a_parity_test_is_one_line(block, tmp_path):

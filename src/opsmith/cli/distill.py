@@ -46,4 +46,5 @@ def command(
             escape(str(variant.folder)), str(len(graph)), size(session.size_on_disk(variant)), escape(given)
         )  # fmt: skip
     console.show(table)
-    console.say(f"{len(result.variants)} of {result.occurrences} occurrences, {result.different} of them different")
+    kinds = f"{result.different} kind{'s' if result.different > 1 else ''}"
+    console.say(f"{len(result.variants)} of {result.occurrences} occurrences, of {kinds}")

@@ -21,6 +21,7 @@ def command(
     out: Annotated[Path | None, typer.Option(help="The HTML file to write; default FOLDER/report.html.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads for every variant; default all cores.")] = None,
     seconds: Annotated[float, typer.Option(help="Time to spend on measuring, about.")] = 30.0,
+    processes: Annotated[int | None, typer.Option(help="Times each process is started anew; default up to 5.")] = None,
     shape: Annotated[
         list[str] | None, typer.Option(help="Random inputs of this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
     ] = None,
@@ -30,5 +31,7 @@ def command(
 ) -> None:
     """Bench and profile all variants and write one HTML page about them, with the figures as JSON beside it."""
     fixed = inputs.parse_fixed(shape or [])
-    path = report(folder, out, threads=threads, seconds=seconds, shapes=fixed, seed=seed, rtol=rtol, atol=atol)
+    path = report(
+        folder, out, threads=threads, seconds=seconds, processes=processes, shapes=fixed, seed=seed, rtol=rtol, atol=atol
+    )  # fmt: skip
     console.say(f"wrote {escape(str(path))} and {escape(path.with_suffix('.json').name)}")

@@ -250,17 +250,63 @@ def close(proto: onnx.ModelProto, graph: Graph, group: Iterable[int]) -> Occurre
                 inside.add(maker)
                 pending.append(maker)
     weights = {tensor.name for tensor in proto.graph.initializer}
-    read = [v for i in sorted(inside) for v in graph.nodes[i].inputs]
-    made = {v for i in inside for v in graph.nodes[i].outputs}
+    copied = _shape_arithmetic(graph, inside, made_by, weights)
     final = {value.name for value in proto.graph.output}
     elsewhere = {v for i, node in enumerate(graph.nodes) if i not in inside for v in node.inputs} | final
     outputs = [v for i in sorted(inside) for v in graph.nodes[i].outputs if v in elsewhere and v in live]
+    inside |= copied
+    read = [v for i in sorted(inside) for v in graph.nodes[i].inputs]
+    made = {v for i in inside for v in graph.nodes[i].outputs}
     return Occurrence(
         nodes=tuple(sorted(inside)),
         inputs=tuple(dict.fromkeys(v for v in read if v not in made and v not in weights)),
         outputs=tuple(dict.fromkeys(outputs)),
         weights=tuple(dict.fromkeys(v for v in read if v in weights)),
     )
+
+
+_ARITHMETIC = {
+    "Shape", "Size", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Cast", "Add", "Sub", "Mul", "Div", "Mod",
+    "Constant", "Reshape", "Identity", "Max", "Min", "ReduceProd",
+}  # fmt: skip
+
+
+def _shape_arithmetic(graph: Graph, inside: set[int], made_by: Mapping[str, int], weights: set[str]) -> set[int]:
+    """Nodes to take along because they compute sizes that the cut reads from tensors that it has anyway.
+
+    Shape(x) -> ... -> Reshape: as an input the size would be mere data, and no rule could see that it is x's.
+    """
+    made = {v for i in inside for v in graph.nodes[i].outputs}
+    border = {v for i in inside for v in graph.nodes[i].inputs if v not in made and v not in weights}
+    copied: set[int] = set()
+    for value in sorted(border):
+        # A size may come from any tensor that the cut has; it must not be one that is a size itself.
+        nodes = _sizes(graph, value, made_by, weights, have=made | (border - {value}))
+        copied |= nodes or set()
+    return copied - inside
+
+
+def _sizes(graph: Graph, value: str, made_by: Mapping[str, int], weights: set[str], have: set[str]) -> set[int] | None:
+    """The nodes that compute VALUE from shapes of tensors in HAVE and constants; None if anything else is needed."""
+    found: set[int] = set()
+    pending = [value]
+    while pending:
+        name = pending.pop()
+        if name in weights:
+            continue
+        maker = made_by.get(name)
+        if maker is None or graph.nodes[maker].op not in _ARITHMETIC:
+            return None
+        if maker in found:
+            continue
+        found.add(maker)
+        node = graph.nodes[maker]
+        if node.op in ("Shape", "Size"):
+            if node.inputs[0] not in have:
+                return None
+        else:
+            pending += node.inputs
+    return found
 
 
 def _computed(graph: Graph) -> set[str]:
