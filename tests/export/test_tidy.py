@@ -21,6 +21,7 @@ from opsmith.export.tidy import _renamed, identifier
         ("((dim_8_width//2))*((dim_8_height//2))", "16*height*width"),
         ("(((height - 1)//2)) + 1", "(((height - 1)//2)) + 1"),
         ("Max(1, height)", "Max(1, height)"),
+        ("Concatpresent.0.key_dim_0", None),
         (7, 7),
         (None, None),
     ],

@@ -58,6 +58,8 @@ def _renamed(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str |
         simple = _sympy(ast.parse(text, mode="eval").body)
     except KeyError:
         return text  # a function of torch's own, such as Max(1, n): left as it was written
+    except SyntaxError:
+        return None  # `Concatpresent.0.key_dim_0`: torchscript invents names for what it does not know
     return text if "floor" in str(simple) else str(simple)  # Python's // is the common notation
 
 
