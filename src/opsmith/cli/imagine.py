@@ -1,0 +1,109 @@
+"""opsmith imagine: a prompt becomes pictures."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opsmith.cli import console
+from opsmith.errors import OpsmithError
+
+PANEL = "Applications"
+ORDER = 71
+
+
+def command(
+    prompt: Annotated[str, typer.Argument(help="What the picture shows.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The PNG to write; several get a number.", dir_okay=False)
+    ] = Path("picture.png"),
+    model: Annotated[
+        Path | None, typer.Option("--model", "-m", help="A pipeline folder; the starter's by default.")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option("--variant", help="A variant of its components; the newest compiled one by default.")
+    ] = None,
+    negative: Annotated[str, typer.Option("--negative", help="What the picture does not show.")] = "",
+    steps: Annotated[int, typer.Option("--steps", help="Denoising steps.")] = 25,
+    guidance: Annotated[
+        float | None, typer.Option("--guidance", help="How strictly to follow; 1 is none. 7.5, starter 4.")
+    ] = None,
+    height: Annotated[int | None, typer.Option("--height", help="A multiple of 8.")] = None,
+    width: Annotated[int | None, typer.Option("--width", help="A multiple of 8.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same picture.")] = 0,
+    n: Annotated[int, typer.Option("--n", min=1, help="How many pictures.")] = 1,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="How many of them at a time.")] = 1,
+    scheduler: Annotated[
+        str | None, typer.Option("--scheduler", help="ddim, pndm, euler, euler_a, dpm++, dpm++_karras or lcm.")
+    ] = None,
+    init: Annotated[Path | None, typer.Option("--init", help="Start from this picture.")] = None,
+    strength: Annotated[
+        float | None, typer.Option("--strength", help="With --init: how much of it changes, 0 to 1.")
+    ] = None,
+    mask: Annotated[Path | None, typer.Option("--mask", help="With --init: white parts are painted anew.")] = None,
+    torch_noise: Annotated[
+        bool, typer.Option("--torch-noise", help="Draw noise as diffusers does, with torch's generator.")
+    ] = False,
+    low_memory: Annotated[bool, typer.Option("--low-memory", help="Keep one component in memory at a time.")] = False,
+    threads: Annotated[int | None, typer.Option("--threads", help="Threads of the sessions.")] = None,
+) -> None:
+    """Make pictures from a prompt."""
+    from opsmith import progress
+    from opsmith.pipelines import pictures
+    from opsmith.pipelines.diffusion import DiffusionApp, Preview
+
+    if out.suffix.lower() != ".png":
+        raise OpsmithError(f"{out} does not end in .png", "pictures are written as PNG, which holds their settings")
+    if guidance is None:
+        guidance = 4.0 if model is None else 7.5
+    start = pictures.read(init) if init else None
+    area = pictures.read(mask, "L") if mask else None
+    app = DiffusionApp(model or _starter(), variant=variant, threads=threads, low_memory=low_memory)
+    with progress.task("imagine", total=n * steps) as step:
+        seen = 0
+
+        def show(done: int, total: int, _: Preview) -> None:
+            nonlocal seen
+            seen = done
+            step(f"step {done} of {total}")
+
+        made = app.generate(
+            prompt,
+            negative,
+            steps=steps,
+            guidance=guidance,
+            height=height,
+            width=width,
+            seed=seed,
+            n=n,
+            batch=batch,
+            scheduler=scheduler,
+            init=start,
+            strength=strength,
+            mask=area,
+            callback=show,
+            torch_noise=torch_noise,
+        )
+    for i, (image, settings) in enumerate(zip(made.images, made.settings)):
+        path = out if n == 1 else out.with_name(f"{out.stem}_{i}{out.suffix}")
+        print(pictures.save(image, path, settings))
+    if not console.quiet:
+        for remark in made.remarks:
+            print(f"note: {remark}", file=sys.stderr)
+        times = sorted(made.step_seconds)
+        used = ", ".join(f"{k} {v}" for k, v in app.variants.items() if k != "vae_encoder")
+        print(
+            f"{len(times)} steps, median {times[len(times) // 2]:.3f} s; {made.seconds:.1f} s in all; "
+            f"peak memory {console.bytes_text(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)}; {used}",
+            file=sys.stderr,
+        )
+
+
+def _starter() -> Path:
+    from opsmith import starter
+
+    return starter.folder("pictures")

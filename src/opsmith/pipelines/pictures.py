@@ -1,0 +1,88 @@
+"""Picture files: reading them with clear errors, writing PNGs that say how they were made, sheets of several."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, PngImagePlugin
+
+from opsmith.errors import OpsmithError
+
+Array = np.ndarray[Any, Any]
+KEY = "opsmith"  # the PNG text entry that holds the settings as JSON
+
+
+def read(path: str | os.PathLike[str], mode: str = "RGB") -> Image.Image:
+    try:
+        with Image.open(path) as opened:
+            converted: Image.Image = opened.convert(mode)
+            return converted
+    except FileNotFoundError as error:
+        raise OpsmithError(f"{os.fspath(path)} does not exist") from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise OpsmithError(f"{os.fspath(path)} is not a readable picture: {' '.join(str(error).split())}") from error
+
+
+def save(image: Image.Image, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Path:
+    """Write a PNG whose metadata holds SETTINGS; in place at once or not at all."""
+    target = Path(path)
+    if target.suffix.lower() != ".png":
+        raise OpsmithError(f"{target} does not end in .png", "pictures are written as PNG, which holds their settings")
+    notes = PngImagePlugin.PngInfo()
+    notes.add_text("Software", "opsmith")
+    if settings.get("prompt"):
+        notes.add_text("Description", str(settings["prompt"]))
+    notes.add_text(KEY, json.dumps(settings, ensure_ascii=True, default=str))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                image.save(file, "PNG", pnginfo=notes)
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OpsmithError(f"{target} cannot be written: {error.strerror or error}") from error
+    return target
+
+
+def settings_of(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `save` stored in a picture; empty if it was made elsewhere."""
+    try:
+        with Image.open(path) as opened:
+            found = json.loads(str(opened.info.get(KEY, "{}")))
+    except (OSError, ValueError) as error:
+        raise OpsmithError(f"{os.fspath(path)} is not a readable picture: {' '.join(str(error).split())}") from error
+    return found if isinstance(found, dict) else {}
+
+
+def sheet(
+    images: Sequence[Image.Image], labels: Sequence[str], columns: int | None = None, gap: int = 8
+) -> Image.Image:
+    """Pictures side by side, each under its label."""
+    width, height = max(i.width for i in images), max(i.height for i in images)
+    columns = min(columns or len(images), len(images))
+    rows = -(-len(images) // columns)
+    line = 14
+    made = Image.new("RGB", (gap + columns * (width + gap), gap + rows * (height + line + gap)), "white")
+    pen = ImageDraw.Draw(made)
+    for i, (image, label) in enumerate(zip(images, labels)):
+        x, y = gap + (i % columns) * (width + gap), gap + (i // columns) * (height + line + gap)
+        pen.text((x, y), label, fill="black")
+        made.paste(image.convert("RGB"), (x, y + line))
+    return made
+
+
+def psnr(a: Array, b: Array) -> float:
+    """Peak signal-to-noise ratio of two pictures with values from 0 to 255, in dB; infinite if they are the same."""
+    error = float(np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2))
+    return float("inf") if error == 0 else 10 * float(np.log10(255**2 / error))
