@@ -13,7 +13,7 @@ from small_models import mlp, save, tensor
 import opsmith
 from opsmith import OpsmithError, store
 from opsmith.cli import main
-from opsmith.measure import peak, trace
+from opsmith.measure import nsys, peak, trace
 from opsmith.measure.profile import Profile, Row, compare_nodes, compare_types, kernel_type, profile
 
 
@@ -212,3 +212,29 @@ def test_wrong_use_is_one_clear_line(folder, capsys):
         assert ended.value.code == 2
         lines = capsys.readouterr().err.strip().splitlines()
         assert len(lines) == 1 and complaint in lines[0]
+
+
+NSYS = """Generating SQLite file gpu.sqlite from gpu.nsys-rep
+Processing [gpu.sqlite] with [nvtx_kern_sum.py]...
+NVTX Range,Style,PID,TID,NVTX Inst,Kern Inst,Total Time (ns),Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Kernel Name
+:opsmith run,PushPop,7,7,5,5,40000,8000.0,8000.0,7000,9000,1.0,"void softmax<float, 4>(float*, int)"
+:opsmith run,PushPop,7,7,5,10,90000,9000.0,9000.0,7000,9900,1.0,sgemm_128x64
+"""
+
+
+def test_gpu_kernels_are_read_from_nsys(tmp_path, monkeypatch):
+    """With a stand-in for nsys that writes what the real one documents; there is no GPU here."""
+    tool = tmp_path / "nsys"
+    table = tmp_path / "table.csv"
+    table.write_text(NSYS)
+    tool.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n[ "$1" = stats ] && cat {table} || true\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert nsys.available()
+    slow, fast = nsys.kernel_times({"model": "m.onnx", "inputs": "in", "threads": 1}, 5, tmp_path)
+    assert (slow.kernel, slow.range, slow.count, slow.us) == ("sgemm_128x64", "opsmith run", 10, 90.0)
+    assert fast.kernel == "void softmax<float, 4>(float*, int)"
+    calls = (tmp_path / "calls").read_text()
+    assert "--trace=cuda,nvtx" in calls and "nvtx_kern_sum" in calls
+    with pytest.raises(OpsmithError, match="no table of kernels"):
+        nsys.parse("nothing here")

@@ -74,6 +74,11 @@ def print_profile(found: Profile, nodes: int) -> None:
                 _number(one.gflops), _percent(found.roofline(one.us, one.flops, one.bytes)), escape(_few(one.origin)),
             )  # fmt: skip
         console.show(single)
+    if found.gpu:
+        gpu = console.table("NVTX range", "GPU kernel", ">count", ">time")
+        for kernel in found.gpu[: nodes or 10]:
+            gpu.add_row(escape(kernel.range), escape(kernel.kernel), str(kernel.count), duration(kernel.us * 1e-6))
+        console.show(gpu)
     kept = f"{found.runs - found.left_out} of {found.runs} runs, {found.threads} threads"
     console.say(f"[dim]{kept}; trace: {escape(str(found.trace))}[/]")
     for note in found.notes:

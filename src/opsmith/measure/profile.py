@@ -28,7 +28,7 @@ import onnx_ir as ir
 
 from opsmith import machine, progress, settings, store
 from opsmith.errors import OpsmithError
-from opsmith.measure import bench, peak, trace
+from opsmith.measure import bench, nsys, peak, trace
 from opsmith.measure.flops import flops
 from opsmith.measure.op_costs import node_flops
 from opsmith.measure.origins import Graph, graph_of, kernel_origins, origins, read_graph
@@ -90,6 +90,7 @@ class Profile:
     trace: Path | None
     limits: peak.Limits | None
     notes: list[str]
+    gpu: list[nsys.GpuKernel] = dataclasses.field(default_factory=list)  # with --device cuda, where nsys is installed
 
     @property
     def kernels_us(self) -> float:
@@ -141,6 +142,7 @@ class Profile:
                 {**dataclasses.asdict(r), "gflops": r.gflops, "roofline": self.roofline(r.us, r.flops, r.bytes)}
                 for r in sorted(self.rows, key=lambda r: -r.us)
             ],
+            "gpu": [dataclasses.asdict(kernel) for kernel in self.gpu],
             "notes": self.notes,
         }
 
@@ -250,8 +252,9 @@ def _profile(
         text = counters.read_bytes()[skipped:].decode() if counters.exists() else ""
         costs = _work(graph_path, feed)
         rows = _open_regions(rows, trace.read_kernels(text), runs, chosen, read_graph(graph_path), costs, notes)
-    limits = peak.cached()
-    if limits is None:
+    gpu = _gpu_kernels(order, runs, work, notes) if device == "cuda" else []
+    limits = peak.cached() if device == "cpu" else None  # the peak is the CPU's
+    if limits is None and device == "cpu":
         notes.append("distance to the roofline unknown: run `opsmith bench --machine` once")
     final = folder / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', candidate.label)}.trace.json"
     shutil.move(str(source), final)
@@ -269,7 +272,15 @@ def _profile(
         trace=final,
         limits=limits.at(threads) if limits else None,
         notes=notes,
+        gpu=gpu,
     )
+
+
+def _gpu_kernels(order: Mapping[str, Any], runs: int, work: Path, notes: list[str]) -> list[nsys.GpuKernel]:
+    if not nsys.available():
+        notes.append("nsys is not installed: no times of single GPU kernels")
+        return []
+    return nsys.kernel_times(order, runs, work)
 
 
 def _split(total: int, parts: int) -> list[int]:

@@ -24,6 +24,8 @@ class OnnxRuntime:
         self._session = session.load(
             path, threads=threads, options=options, config=config, profile_prefix=settings.get("profile")
         )
+        if settings.get("device") == "cuda":
+            self._session.set_providers(["CUDAExecutionProvider", "CPUExecutionProvider"])
         self._names = [o.name for o in self._session.get_outputs()]
         # bfloat16 and float8 do not pass through numpy; everything else goes the shortest way.
         kinds = {value.type for value in (*self._session.get_inputs(), *self._session.get_outputs())}
