@@ -63,7 +63,8 @@ def print_profile(found: Profile, nodes: int) -> None:
             "-" if row.bytes is None else size(row.bytes), _percent(row.roofline),
         )  # fmt: skip
     between = found.between_us
-    table.add_row("(between nodes)", "", duration(between * 1e-6), f"{between / found.latency_us:.1%}", "", "", "")
+    between_name = "(between nodes)" if between >= 0 else "(profiler's own cost)"
+    table.add_row(between_name, "", duration(between * 1e-6), f"{between / found.latency_us:.1%}", "", "", "")
     table.add_row("latency", "", duration(found.latency_us * 1e-6), "", "", "", "")
     console.show(table)
     if nodes:

@@ -91,7 +91,7 @@ def stacks(profiles: Sequence[dict[str, Any]], ops: Sequence[str]) -> str:
 
 
 def _between(profile: dict[str, Any]) -> str:
-    return f"{duration(max(profile['between_us'], 0.0) * 1e-6)} between nodes"
+    return f"{duration(profile['between_us'] * 1e-6)} between nodes" if profile["between_us"] > 0 else ""
 
 
 def memory(entries: Sequence[dict[str, Any]]) -> str:

@@ -135,7 +135,8 @@ def _time(data: Mapping[str, Any]) -> tuple[str, str, str]:
             for r in profile["ops"]
         ]
         between = profile["between_us"]
-        rows.append(["(between nodes)", "", (duration(between * 1e-6), between), "", "", "", ""])
+        name = "(between nodes)" if between >= 0 else "(profiler's own cost)"
+        rows.append([name, "", (duration(between * 1e-6), between), "", "", "", ""])
         names = ["op", ">count", ">time", ">share", ">GFLOP/s", ">bytes", ">of roofline"]
         kept = f"{profile['runs'] - profile['left_out']} of {profile['runs']} runs"
         parts.append(f"<h3>{escape(profile['label'])} <span class='soft'>{kept}</span></h3>")
