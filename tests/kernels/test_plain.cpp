@@ -50,12 +50,7 @@ void folds(const Pool& pool) {
   int8_t low = 0;
   fold<FoldMax, int8_t, int8_t>(pool, Sizes{1, {0}}, Sizes{1, {1}}, Sizes{0, {}}, true, &low, &low);
   CHECK(low == -128);
-  i64 at = 0;
   const float ties[] = {2, 7, 7, 1};
-  arg_extreme<true, false>(pool, 1, 4, 1, ties, &at);
-  CHECK(at == 1);
-  arg_extreme<true, true>(pool, 1, 4, 1, ties, &at);
-  CHECK(at == 2);
   float sums[4];
   cumulate<false>(pool, 1, 4, 1, true, true, ties, sums);
   CHECK(sums[0] == 15 && sums[3] == 0);

@@ -1,5 +1,5 @@
 // Reductions over any axes of a tensor of any element type, with axes that may only be known at run time: the plain form of
-// every Reduce operator, ArgMax, CumSum and their kin. Sums of floats run in double, so the order of the axes does not matter.
+// every Reduce operator, CumSum and their kin. Sums of floats run in double, so the order of the axes does not matter.
 // (reduce.hpp holds the vector forms for floats over one run of axes.)
 #pragma once
 
@@ -193,25 +193,6 @@ void fold_log_sum_exp(const Pool& pool, const Sizes& dims, const Sizes& strides,
         }
       });
       out[o] = narrow_scalar<TO>(sum == 0 ? -kDoubleInfinity : top == kDoubleInfinity ? top : top + __builtin_log(sum));
-    }
-  });
-}
-
-// The index of the largest (or smallest) element along an axis; the first of equals, or the last. x (outer, axis, inner), dense.
-template <bool Largest, bool Last, class T>
-void arg_extreme(const Pool& pool, i64 outer, i64 axis, i64 inner, const T* x, i64* out) {
-  const i64 per_task = fold_outputs_per_task(axis);
-  pool.parallel_for(ceil_div(outer * inner, per_task), [&](i64 t) {
-    for (i64 o = t * per_task; o < min(outer * inner, (t + 1) * per_task); ++o) {
-      const T* row = x + o / inner * axis * inner + o % inner;
-      i64 best = 0;
-      auto value = from_storage(row[0]);
-      for (i64 i = 1; i < axis; ++i) {
-        const auto v = from_storage(row[i * inner]);
-        const bool better = Largest ? v > value : v < value;
-        if (better || (Last && v == value)) value = v, best = i;
-      }
-      out[o] = best;
     }
   });
 }

@@ -5,11 +5,13 @@ x (outer..., reduced..., inner...) -> the kept dims, with 1s in place of the red
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from opsmith.compile.dims import ONE, Dim, call, product
 from opsmith.compile.lower.axes import axes_of, check_axes, plain_axes, sizes, sizes_text
 from opsmith.compile.lower.program import Lowering
 from opsmith.compile.lower.registry import Node, infers, lowers
-from opsmith.compile.values import CPP, INTEGERS, Abstract, DataType, Unsupported, View, abstract
+from opsmith.compile.values import CPP, FLOATS, INTEGERS, Abstract, DataType, Unsupported, View, abstract, memory_order
 
 _FOLDS = {
     "ReduceSum": "FoldSum",
@@ -85,6 +87,14 @@ def _lower_reduce(node: Node, out: Lowering) -> None:
         if op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceLogSumExp"):
             out.alias(value, x)
             return
+    run = (
+        None
+        if x.dtype not in FLOATS
+        else _run_in_memory(x, range(len(x.dims)) if every else plain_axes(axes, len(x.dims)))
+    )
+    if run is not None:
+        _reduce_run(node, out, x, run)
+        return
     target = out.result(value)
     tx, ty = CPP[x.dtype], CPP[target.dtype]
     template = f"fold<{_FOLDS[op]}, {ty}, {tx}>" if _FOLDS[op] else f"fold_log_sum_exp<{ty}, {tx}>"
@@ -109,6 +119,44 @@ def _lower_reduce(node: Node, out: Lowering) -> None:
     )
 
 
+def _run_in_memory(x: View, axes: Sequence[int] | None) -> tuple[tuple[int, ...], int, int] | None:
+    """The order in which the axes lie, and the run of them that is reduced, if it is one: (0, 2, 3, 1), 1, 3 for an image's pixels."""
+    order = memory_order(x)
+    if order is None or not axes:
+        return None
+    places = sorted(order.index(a) for a in axes)
+    if places != list(range(places[0], places[0] + len(places))):
+        return None
+    return order, places[0], places[-1] + 1
+
+
+def _reduce_run(node: Node, out: Lowering, x: View, run: tuple[tuple[int, ...], int, int]) -> None:
+    """One run of axes of a dense tensor: the vector kernels. The kept axes lie as they lay before."""
+    order, first, last = run
+    value = node.ir.outputs[0]
+    if node.attribute("keepdims", 1):
+        lies = order
+    else:
+        kept = [a for i, a in enumerate(order) if not first <= i < last]
+        lies = tuple(sorted(kept).index(a) for a in kept)
+    target = out.result(value, lies)
+    tx, ty = CPP[x.dtype], CPP[target.dtype]
+    op = node.ir.op_type.removeprefix("Reduce")
+    name = out.instance(
+        node.ir.op_type.lower(),
+        f"const Pool& pool, i64 outer, i64 axis, i64 inner, const {tx}* x, {ty}* y",
+        f"reduce<op::{op}>(pool, outer, axis, inner, x, y);",
+        ("reduce.hpp",),
+        f"{node.ir.op_type} over one run of axes",
+    )
+    dims = [x.dims[a] for a in order]
+    split = [product(dims[:first]), product(dims[first:last]), product(dims[last:])]
+    out.call(
+        name, f"{name}(pool, {', '.join(out.cpp(d) for d in split)}, {out.pointer(x)}, {out.pointer(target)});",
+        reads=[x], writes=[target], comment=f"({split[0]}, {split[1]}, {split[2]})", flops=product(x.dims),
+    )  # fmt: skip
+
+
 @infers("ArgMax", "ArgMin")
 def _arg(node: Node) -> list[Abstract]:
     x = node.input(0)
@@ -129,12 +177,12 @@ def _arg(node: Node) -> list[Abstract]:
 def _lower_arg(node: Node, out: Lowering) -> None:
     x = out.rows(node.ir.inputs[0])
     target = out.result(node.ir.outputs[0])
-    flags = [node.ir.op_type == "ArgMax", bool(node.attribute("select_last_index", 0))]
+    last = str(bool(node.attribute("select_last_index", 0))).lower()
     name = out.instance(
         node.ir.op_type.lower(),
         f"const Pool& pool, i64 outer, i64 axis, i64 inner, const {CPP[x.dtype]}* x, i64* y",
-        f"arg_extreme<{', '.join(str(f).lower() for f in flags)}>(pool, outer, axis, inner, x, y);",
-        ("fold.hpp",),
+        f"{node.ir.op_type.lower()}(pool, outer, axis, inner, x, y, {last});",
+        ("reduce.hpp",),
         "the index of the largest or smallest element along an axis",
     )
     split = _around(x, node.axis(len(x.dims), 0))
