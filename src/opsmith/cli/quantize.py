@@ -1,0 +1,71 @@
+"""opsmith quantize SRC DEST"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opsmith.cli import console
+
+PANEL = "Road"
+ORDER = 30
+
+
+def command(
+    src: Annotated[Path, typer.Argument(help="The model: a variant folder or .onnx file.")],
+    dest: Annotated[Path, typer.Argument(help="Where to write it: a variant folder or .onnx file.")],
+    method: Annotated[str, typer.Option(help="weight-only, fp16, dynamic or static.")] = "weight-only",
+    bits: Annotated[int, typer.Option(help="8 or 4, for weight-only.")] = 8,
+    block: Annotated[int, typer.Option(help="Weights that share a scale: 16, 32, 64, 128 or 256.")] = 32,
+    symmetric: Annotated[bool, typer.Option("--symmetric/--asymmetric", help="Without or with zero points.")] = True,
+    embeddings: Annotated[str, typer.Option(help="Lookup tables under weight-only: fp16 or keep.")] = "fp16",
+    calibration: Annotated[
+        list[str] | None,
+        typer.Option(help="Text, .npz file, folder, or `generated`; repeatable. The stored test data by default."),
+    ] = None,
+    ranges: Annotated[str, typer.Option(help="minmax, entropy or percentile, for static.")] = "minmax",
+    per_channel: Annotated[bool, typer.Option(help="A scale per column, for dynamic and static.")] = True,
+    max_error: Annotated[
+        float | None, typer.Option(help="Largest relative error of the outputs; sensitive layers are spared.")
+    ] = None,
+    min_quality: Annotated[
+        float | None, typer.Option(help="Smallest top-1 agreement (logits) or cosine similarity; likewise.")
+    ] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Layers to leave alone, a glob; repeatable.")] = None,
+    accuracy_level: Annotated[int, typer.Option(help="Of MatMulNBits; 4 is faster on stock ONNX Runtime.")] = 0,
+    samples: Annotated[int, typer.Option(help="Calibration cases made from text or generated.")] = 8,
+    threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
+) -> None:
+    """Make the weights smaller, measure what that costs, write portable ONNX."""
+    from opsmith.compress.quantize import quantize
+
+    given: object = calibration
+    if calibration == ["generated"]:
+        given = "generated"
+    result = quantize(
+        src, dest, method=method, bits=bits, block=block, symmetric=symmetric, embeddings=embeddings,
+        calibration=given or None, ranges=ranges, per_channel=per_channel, max_error=max_error, min_quality=min_quality,
+        exclude=exclude or (), accuracy_level=accuracy_level, samples=samples, threads=threads,
+    )  # fmt: skip
+    if result.sweep:
+        table = console.table("layer", ">shape", ">error alone", ">bits", title="sensitivity, worst first")
+        for row in result.sweep:
+            bits_text = "kept" if row.bits == 32 else str(row.bits)
+            table.add_row(console.escape(row.layer), f"{row.k}x{row.n}", f"{row.error:.2e}", bits_text)
+        console.show(table)
+    for line in result.left:
+        console.say(f"left as it was: {console.escape(line)}")
+    found = result.quality
+    table = console.table("", ">before", ">after")
+    table.add_row("size", console.bytes_text(result.before), console.bytes_text(result.after))
+    table.add_row("weights quantized", "", str(result.quantized))
+    table.add_row("relative error", "", f"{found.error:.2e}")
+    table.add_row("max abs error", "", f"{found.max_abs:.2e}")
+    table.add_row("cosine similarity", "", f"{found.cosine:.6f}")
+    if found.kl is not None and found.top1 is not None:
+        table.add_row("KL divergence, nats", "", f"{found.kl:.2e}")
+        table.add_row("top-1 agreement", "", f"{found.top1:.1%}")
+    console.show(table)
+    console.say(f"written: {console.escape(str(result.variant.path))}")

@@ -1,0 +1,110 @@
+"""The layers of a model that compression works on: products with a constant matrix, and embedding tables.
+
+MatMul(x, W)              W (K, N)
+MatMul(x, Transpose(W))   W (N, K)
+Gemm(x, W, bias)          W (K, N), or (N, K) with transB = 1
+Gather(W, ids)            W (rows, width), axis 0
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+Array = np.ndarray[Any, Any]
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+
+
+@dataclasses.dataclass
+class Layer:
+    """One product x (..., K) @ w (K, N) with a constant w."""
+
+    name: str
+    node: ir.Node
+    weight: ir.Value
+    transposed: bool  # the stored matrix is (N, K)
+    bias: ir.Value | None = None  # of a Gemm
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = stored(self.weight).shape.numpy()
+        return (columns, rows) if self.transposed else (rows, columns)
+
+    def matrix(self) -> Array:
+        """w (K, N), still a view of the mapped file."""
+        array = stored(self.weight).numpy()
+        return array.T if self.transposed else array
+
+
+def stored(value: ir.Value) -> ir.TensorProtocol:
+    assert value.const_value is not None
+    return value.const_value
+
+
+def constant(value: ir.Value | None) -> bool:
+    """An initializer that no caller can override."""
+    return value is not None and value.is_initializer() and not value.is_graph_input() and value.const_value is not None
+
+
+def find_layers(model: ir.Model) -> list[Layer]:
+    """All products with a constant float matrix in the main graph, in order."""
+    found = []
+    for node in model.graph:
+        layer = _layer(node)
+        if layer is not None:
+            found.append(layer)
+    # Two layers may share a weight; their names must still differ.
+    seen: dict[str, int] = {}
+    for layer in found:
+        seen[layer.name] = seen.get(layer.name, 0) + 1
+        if seen[layer.name] > 1:
+            layer.name = f"{layer.name}#{seen[layer.name]}"
+    return found
+
+
+def _layer(node: ir.Node) -> Layer | None:
+    if node.domain not in ("", "ai.onnx") or node.op_type not in ("MatMul", "Gemm"):
+        return None
+    weight, transposed = node.inputs[1], False
+    if weight is None:
+        return None
+    bias = None
+    if node.op_type == "Gemm":
+        if node.attributes.get_int("transA", 0) or node.attributes.get_float("alpha", 1.0) != 1.0:
+            return None
+        transposed = bool(node.attributes.get_int("transB", 0))
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        if bias is not None and node.attributes.get_float("beta", 1.0) != 1.0:
+            return None
+    else:
+        maker = weight.producer()
+        if maker is not None and maker.op_type == "Transpose" and maker.domain in ("", "ai.onnx"):
+            source = maker.inputs[0]
+            if source is not None and constant(source) and list(maker.attributes.get_ints("perm", [1, 0])) == [1, 0]:
+                weight, transposed = source, True
+    if not constant(weight):
+        return None
+    tensor = stored(weight)
+    if len(tensor.shape) != 2 or tensor.dtype not in FLOATS:
+        return None
+    name = weight.name or ""
+    # Exporters that fold transposes name the result val_52; the node then says more than the weight.
+    if name.startswith(("val_", "onnx::")) and node.name:
+        name = node.name
+    return Layer(name, node, weight, transposed, bias)
+
+
+def find_tables(model: ir.Model) -> list[tuple[ir.Node, ir.Value]]:
+    """Embedding tables: Gather nodes on a constant float matrix, along its rows."""
+    found = []
+    for node in model.graph:
+        if node.op_type == "Gather" and node.domain in ("", "ai.onnx") and node.attributes.get_int("axis", 0) == 0:
+            table = node.inputs[0]
+            if table is None or not constant(table):
+                continue
+            if len(stored(table).shape) == 2 and stored(table).dtype == ir.DataType.FLOAT:
+                found.append((node, table))
+    return found

@@ -1,0 +1,436 @@
+"""quantize: the same model with smaller weights, as portable ONNX that stock ONNX Runtime runs.
+
+weight-only   x @ W -> MatMulNBits(x, integers, scales): blocks of 8 or 4 bits, activations stay float
+fp16          every large float weight is stored in half precision behind a Cast; computed in float
+dynamic       ONNX Runtime's own tool: int8 weights, activations quantized as they come
+static        ONNX Runtime's own tool: QuantizeLinear / DequantizeLinear pairs with calibrated ranges
+
+Whatever the method, the result is run beside its source before it is kept; the error goes into opsmith.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from opsmith import progress, session, store
+from opsmith.compress import quality
+from opsmith.compress.blocks import Blocks, quantize_blocks
+from opsmith.compress.layers import Layer, constant, find_layers, find_tables, stored
+from opsmith.compress.quality import Feed, Quality
+from opsmith.compress.sensitivity import KEPT, Goal, Sensitivity, choose_bits
+from opsmith.errors import OpsmithError
+
+Array = np.ndarray[Any, Any]
+
+METHODS = ("weight-only", "fp16", "dynamic", "static")
+RANGES = ("minmax", "entropy", "percentile")
+SMALLEST = 1024  # elements; smaller weights are not worth an operator
+_HALF_MAX = 65504.0
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizeResult:
+    variant: store.Variant
+    method: str
+    quantized: int  # layers, or weights for fp16
+    left: tuple[str, ...]  # what stayed as it was, with the reason
+    before: int  # bytes on disk
+    after: int
+    quality: Quality
+    sweep: tuple[Sensitivity, ...] = ()
+
+
+def quantize(
+    src: store.ModelLike,
+    dest: str | os.PathLike[str],
+    *,
+    method: str = "weight-only",
+    bits: int = 8,
+    block: int = 32,
+    symmetric: bool = True,
+    embeddings: str = "fp16",
+    calibration: object = None,
+    ranges: str = "minmax",
+    per_channel: bool = True,
+    max_error: float | None = None,
+    min_quality: float | None = None,
+    exclude: Sequence[str] = (),
+    accuracy_level: int = 0,
+    samples: int = 8,
+    threads: int | None = None,
+) -> QuantizeResult:
+    """Write SRC with smaller weights to DEST, a variant folder or .onnx file.
+
+    `max_error` (relative, of the outputs) and `min_quality` (top-1 agreement of logits, else cosine similarity) spare the
+    layers that a sensitivity sweep finds worst. `embeddings` is "fp16" or "keep", for tables that are looked up and not
+    multiplied. `exclude` holds glob patterns of layers to leave alone. `accuracy_level` goes into MatMulNBits: 4 lets
+    stock ONNX Runtime round activations to int8, which is faster there.
+    """
+    _check_options(method, bits, block, embeddings, ranges, max_error, min_quality, samples)
+    options = {
+        "method": method, "bits": bits, "block": block, "symmetric": symmetric, "embeddings": embeddings, "ranges": ranges,
+        "per_channel": per_channel, "max_error": max_error, "min_quality": min_quality, "exclude": list(exclude),
+        "accuracy_level": accuracy_level,
+    }  # fmt: skip
+    goal = Goal(max_error, min_quality) if max_error is not None or min_quality is not None else None
+    with store.on_disk(src) as source, store.new_variant(dest, verb="quantize", parent=src, options=options) as draft:
+        if store.libraries(source):
+            raise OpsmithError(f"{source} is compiled; its weights are packed", "quantize the variant it was made from")
+        model = store.open_model(source)
+        histogram = method == "static" and ranges != "minmax"
+        feeds = quality.calibration_feeds(source, model, calibration, samples, one_shape=histogram)
+        names = quality.judged_outputs(model)
+        reference = quality.answers(source, feeds, names, threads)
+        sweep: list[Sensitivity] = []
+        if method == "weight-only":
+            chosen = _Chosen(exclude)
+            bits_of: dict[str, int] = {}
+            if goal is not None:
+                sweep = choose_bits(
+                    model, feeds, reference, goal, bits=bits, block=block, symmetric=symmetric, chosen=chosen,
+                    tables=embeddings == "fp16", threads=threads,
+                )  # fmt: skip
+                bits_of = {row.layer: row.bits for row in sweep}
+            with tempfile.TemporaryDirectory(prefix="opsmith-quantize-", dir=draft.folder.parent) as spool:
+                count, left = _weight_only(model, bits, bits_of, block, symmetric, accuracy_level, chosen, Path(spool))
+                if embeddings == "fp16":
+                    _halve_tables(model, exclude)
+                _drop_unused(model)
+                store.save_model(model, draft.path)
+        elif method == "fp16":
+            count, left = _halve(model, exclude)
+            store.save_model(model, draft.path)
+        else:
+            count, left = _with_ort(source, draft.path, method, feeds, ranges, per_channel, exclude)
+        if count == 0:
+            raise OpsmithError(f"{source} has nothing that {method} quantization could make smaller")
+        found = quality.compare(reference, _run(draft.path, feeds, names, threads), logits=names == ["logits"])
+        if goal is not None and not goal.reached(found):
+            advice = "leave layers out with exclude" if method != "weight-only" else "allow a little more"
+            raise OpsmithError(f"{goal} is not reached: error {found.error:.3g}, quality {found.score:.4f}", advice)
+        store.copy_test_data(source, draft.folder)
+        before, after = session.size_on_disk(source), session.size_on_disk(draft.path)
+        draft.record["quantized"] = {
+            "layers": count,
+            "left": left,
+            "size": [before, after],
+            "quality": found.facts(),
+            "cases": len(feeds),
+            "sweep": [dataclasses.asdict(row) for row in sweep],
+        }
+    variant = store.Variant(store.find_model(dest))
+    return QuantizeResult(variant, method, count, tuple(left), before, after, found, tuple(sweep))
+
+
+def _check_options(
+    method: str, bits: int, block: int, embeddings: str, ranges: str, max_error: float | None, min_quality: float | None,
+    samples: int,
+) -> None:  # fmt: skip
+    for what, value, known in (
+        ("method", method, METHODS),
+        ("bits", bits, (4, 8)),
+        ("block", block, (16, 32, 64, 128, 256)),
+        ("embeddings", embeddings, ("fp16", "keep")),
+        ("ranges", ranges, RANGES),
+    ):
+        if value not in known:
+            raise OpsmithError(f"{what} {value!r} is not known", f"one of {', '.join(map(str, known))}")
+    if max_error is not None and not max_error > 0:
+        raise OpsmithError(f"a largest error of {max_error} makes no sense", "give a number above 0, say 0.05")
+    if min_quality is not None and not 0 < min_quality <= 1:
+        raise OpsmithError(f"a smallest quality of {min_quality} makes no sense", "give a number up to 1, say 0.95")
+    if samples < 1:
+        raise OpsmithError("at least one calibration sample is needed")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chosen:
+    """Whether a layer is to be quantized; `why_not` says why it is not."""
+
+    exclude: Sequence[str]
+
+    def why_not(self, layer: Layer) -> str | None:
+        k, n = layer.shape
+        if any(fnmatch.fnmatchcase(text, p) for p in self.exclude for text in (layer.name, layer.node.name or "")):
+            return "excluded"
+        return f"only {k}x{n}" if k * n < SMALLEST or k < 16 else None
+
+    def __call__(self, layer: Layer) -> bool:
+        return self.why_not(layer) is None
+
+
+# --- weight-only -----------------------------------------------------------------------------------------
+
+
+def _weight_only(
+    model: ir.Model, bits: int, bits_of: Mapping[str, int], block: int, symmetric: bool, accuracy_level: int,
+    chosen: _Chosen, spool: Path,
+) -> tuple[int, list[str]]:  # fmt: skip
+    layers = find_layers(model)
+    shared: dict[tuple[str, bool, int], tuple[ir.Value, ir.Value, ir.Value | None]] = {}
+    left, count = [], 0
+    with progress.task("quantizing", total=len(layers)) as step:
+        for layer in layers:
+            step(layer.name)
+            if reason := chosen.why_not(layer):
+                left.append(f"{layer.name}: {reason}")
+                continue
+            wanted = bits_of.get(layer.name, bits)
+            if wanted == KEPT:
+                left.append(f"{layer.name}: too sensitive")
+                continue
+            key = (layer.weight.name or "", layer.transposed, wanted)
+            if key not in shared:
+                packed = quantize_blocks(layer.matrix(), wanted, block, symmetric)
+                shared[key] = _register(model, packed, f"{layer.name}_int{wanted}", spool)
+            _replace(model, layer, wanted, block, accuracy_level, shared[key])
+            count += 1
+    if count:
+        model.opset_imports.setdefault("com.microsoft", 1)
+    return count, left
+
+
+def _register(model: ir.Model, packed: Blocks, name: str, spool: Path) -> tuple[ir.Value, ir.Value, ir.Value | None]:
+    """The three tensors of a quantized weight as initializers."""
+
+    def value(kind: str, array: Array) -> ir.Value:
+        tensor = ir.Tensor(_spooled(array, spool), name=f"{name}_{kind}")
+        found = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+        model.graph.register_initializer(found)
+        return found
+
+    zeros = None if packed.zeros is None else value("zeros", packed.zeros.reshape(-1))
+    return value("weight", packed.packed), value("scales", packed.scales.reshape(-1)), zeros
+
+
+def _spooled(array: Array, spool: Path) -> Array:
+    """Large arrays wait on disk: the weights of a model need not fit in memory together."""
+    if array.nbytes < 1 << 20:
+        return array
+    file = spool / f"{len(list(spool.iterdir()))}.npy"
+    np.save(file, array)
+    mapped: Array = np.load(file, mmap_mode="r")
+    return mapped
+
+
+def _replace(
+    model: ir.Model, layer: Layer, bits: int, block: int, accuracy_level: int,
+    tensors: tuple[ir.Value, ir.Value, ir.Value | None],
+) -> None:  # fmt: skip
+    """MatMul or Gemm -> MatMulNBits, with the bias inside where it is one value per column."""
+    node, (k, n) = layer.node, layer.shape
+    attributes: dict[str, Any] = {"K": k, "N": n, "bits": bits, "block_size": block}
+    if accuracy_level:
+        attributes["accuracy_level"] = accuracy_level
+    weight, scales, zeros = tensors
+    inputs: list[ir.Value | None] = [node.inputs[0], weight, scales, zeros]
+    inside = layer.bias is not None and layer.bias.shape is not None and list(layer.bias.shape) == [n]
+    if inside:
+        inputs += [None, layer.bias]
+    while inputs[-1] is None:
+        inputs.pop()
+    result = node.outputs[0]
+    made = ir.node("MatMulNBits", inputs, attributes=attributes, domain="com.microsoft", name=f"{node.name}_int{bits}")
+    new = [made]
+    if layer.bias is not None and not inside:
+        new.append(ir.node("Add", [made.outputs[0], layer.bias], name=f"{node.name}_bias"))
+    last = new[-1].outputs[0]
+    last.type, last.shape = result.type, result.shape
+    graph = node.graph
+    assert graph is not None
+    ir.convenience.replace_nodes_and_values(graph, node, [node], new, [result], [last])
+
+
+def _halve_tables(model: ir.Model, exclude: Sequence[str]) -> dict[str, ir.Value]:
+    """Gather(W) -> Cast(Gather(half W)): half the size, and only the rows that are looked up are converted."""
+    halves: dict[str, ir.Value] = {}
+    for node, table in find_tables(model):
+        name = table.name or ""
+        if not _fits_half(stored(table).numpy()) or any(fnmatch.fnmatchcase(name, p) for p in exclude):
+            continue
+        if name not in halves:
+            halves[name] = _half(model, table)
+        node.replace_input_with(0, halves[name])
+        result = node.outputs[0]
+        result.dtype = ir.DataType.FLOAT16
+        _cast_after(node, result)
+    return halves
+
+
+def _cast_after(node: ir.Node, value: ir.Value) -> None:
+    """All users of VALUE read it through a Cast to float."""
+    graph = node.graph
+    assert graph is not None
+    users = list(value.uses())
+    cast = ir.node("Cast", [value], attributes={"to": int(ir.DataType.FLOAT)}, name=f"{value.name}_float_cast")
+    out = cast.outputs[0]
+    out.name, out.shape, out.type = f"{value.name}_float", value.shape, ir.TensorType(ir.DataType.FLOAT)
+    for user, index in users:
+        user.replace_input_with(index, out)
+    graph.insert_after(node, cast)
+    for i, output in enumerate(graph.outputs):
+        if output is value:  # the name of a graph output stays where the float is
+            value.name, out.name = f"{value.name}_half", value.name
+            graph.outputs[i] = out
+
+
+# --- fp16 ------------------------------------------------------------------------------------------------
+
+
+def _halve(model: ir.Model, exclude: Sequence[str]) -> tuple[int, list[str]]:
+    """Large float initializers become half precision behind a Cast."""
+    left: list[str] = []
+    halves = _halve_tables(model, exclude)
+    for value in list(model.graph.initializers.values()):
+        if not constant(value) or stored(value).dtype != ir.DataType.FLOAT or stored(value).size < SMALLEST:
+            continue
+        if not value.uses() or value.is_graph_output():
+            continue
+        if any(fnmatch.fnmatchcase(value.name or "", p) for p in exclude):
+            left.append(f"{value.name}: excluded")
+            continue
+        if not _fits_half(stored(value).numpy()):
+            left.append(f"{value.name}: exceeds the range of half precision")
+            continue
+        name = value.name or ""
+        half = halves[name] = halves.get(name) or _half(model, value)
+        cast = ir.node("Cast", [half], attributes={"to": int(ir.DataType.FLOAT)}, name=f"{value.name}_cast")
+        out = cast.outputs[0]
+        out.name, out.shape, out.type = f"{value.name}_float", value.shape, value.type
+        for user, index in list(value.uses()):
+            user.replace_input_with(index, out)
+        model.graph.insert_before(model.graph[0], cast)
+    _drop_unused(model)
+    return len(halves), left
+
+
+def _fits_half(array: Array) -> bool:
+    return array.size == 0 or bool(max(abs(float(array.min())), abs(float(array.max()))) <= _HALF_MAX)
+
+
+def _half(model: ir.Model, value: ir.Value) -> ir.Value:
+    """A lazy half-precision copy: converted while the file is written, one tensor at a time."""
+    name, source = f"{value.name}_fp16", stored(value)
+
+    def convert() -> ir.TensorProtocol:
+        return ir.Tensor(source.numpy().astype(np.float16), name=name)
+
+    tensor = ir.LazyTensor(convert, dtype=ir.DataType.FLOAT16, shape=ir.Shape(source.shape.numpy()), name=name)
+    made = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT16), shape=tensor.shape, const_value=tensor)
+    model.graph.register_initializer(made)
+    return made
+
+
+def _drop_unused(model: ir.Model) -> None:
+    common.RemoveUnusedNodesPass()(model)
+
+
+# --- through ONNX Runtime's own tool ---------------------------------------------------------------------
+
+
+def _with_ort(
+    source: Path,
+    target: Path,
+    method: str,
+    feeds: Sequence[Feed],
+    ranges: str,
+    per_channel: bool,
+    exclude: Sequence[str],
+) -> tuple[int, list[str]]:
+    from onnxruntime import quantization as tool
+
+    left = []
+    if method == "static" and ranges != "minmax":
+        kept = _most_common_shape(feeds)
+        if len(kept) < len(feeds):
+            left.append(f"{len(feeds) - len(kept)} calibration cases: {ranges} ranges need cases of one shape")
+        feeds = kept
+    model = store.open_model(source)
+    every = [n.name or "" for n in model.graph]
+    skip = [n for n in every if any(fnmatch.fnmatchcase(n, p) for p in exclude)]
+    total = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+    external = total > store.EMBED_LIMIT
+    common: dict[str, Any] = {
+        "per_channel": per_channel,
+        "nodes_to_exclude": skip,
+        "use_external_data_format": external,
+        "weight_type": tool.QuantType.QInt8,
+    }
+    logger = logging.getLogger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # the tool warns on the root logger about every step it would have liked
+    try:
+        with tempfile.TemporaryDirectory(prefix="opsmith-ort-", dir=target.parent) as folder:
+            prepared = Path(folder) / "prepared.onnx"
+            tool.shape_inference.quant_pre_process(
+                str(source), str(prepared), skip_symbolic_shape=True, skip_optimization=external,
+                save_as_external_data=external, all_tensors_to_one_file=True,
+                external_data_location=f"{prepared.name}.data" if external else None,
+            )  # fmt: skip
+            if method == "dynamic":
+                tool.quantize_dynamic(str(prepared), str(target), extra_options={"MatMulConstBOnly": True}, **common)
+            else:
+                kind = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}[ranges]
+                tool.quantize_static(
+                    str(prepared), str(target), _Reader(feeds), quant_format=tool.QuantFormat.QDQ,
+                    activation_type=tool.QuantType.QUInt8, calibrate_method=tool.CalibrationMethod[kind],
+                    op_types_to_quantize=["MatMul", "Gemm", "Conv"],
+                    extra_options={"MatMulConstBOnly": True}, **common,
+                )  # fmt: skip
+    except OpsmithError:
+        raise
+    except Exception as error:
+        raise OpsmithError(
+            f"ONNX Runtime's {method} quantization refuses {source}: {session.one_line(error)}"
+        ) from error
+    finally:
+        logger.setLevel(level)
+    return _integer_weights(target), [*left, *(f"{name}: excluded" for name in skip)]
+
+
+def _most_common_shape(feeds: Sequence[Feed]) -> list[Feed]:
+    """ONNX Runtime's histogram calibrators stack what they see, so all cases must have one shape."""
+    groups: dict[tuple[tuple[int, ...], ...], list[Feed]] = {}
+    for feed in feeds:
+        groups.setdefault(tuple(array.shape for array in feed.values()), []).append(feed)
+    return max(groups.values(), key=len)
+
+
+class _Reader:
+    """What ONNX Runtime's calibrator reads from."""
+
+    def __init__(self, feeds: Sequence[Feed]) -> None:
+        self._feeds: Iterator[Feed] = iter(feeds)
+
+    def get_next(self) -> Feed | None:
+        return next(self._feeds, None)
+
+    def __iter__(self) -> _Reader:
+        return self
+
+    def __next__(self) -> Feed:
+        return next(self._feeds)
+
+
+def _integer_weights(path: Path) -> int:
+    small = (ir.DataType.INT8, ir.DataType.UINT8)
+    values = store.open_model(path).graph.initializers.values()
+    return sum(1 for v in values if v.const_value is not None and v.dtype in small and v.const_value.size >= SMALLEST)
+
+
+def _run(path: Path, feeds: Sequence[Feed], names: Sequence[str], threads: int | None) -> list[list[Array]]:
+    try:
+        return quality.answers(path, feeds, names, threads)
+    except OpsmithError as error:
+        raise OpsmithError(f"the quantized model does not run, nothing was written: {error.message}") from error

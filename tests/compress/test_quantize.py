@@ -1,0 +1,243 @@
+"""quantize: integers that mean what they say, files that stock ONNX Runtime runs, errors that are measured."""
+
+from __future__ import annotations
+
+import json
+
+import models
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import opsmith
+from opsmith import store
+from opsmith.cli import main
+from opsmith.compress import quality
+from opsmith.compress.blocks import dequantize_blocks, quantize_blocks
+from opsmith.compress.quantize import quantize
+from opsmith.errors import OpsmithError
+
+
+def linear(path, k=40, n=24, *, gemm=False, trans_b=False, bias_shape=(24,), seed=0):
+    """x (rows, k) @ w + bias."""
+    rng = np.random.default_rng(seed)
+    w = rng.standard_normal((n, k) if trans_b else (k, n)).astype(np.float32)
+    bias = rng.standard_normal(bias_shape).astype(np.float32)
+    weights = [numpy_helper.from_array(w, "w"), numpy_helper.from_array(bias, "bias")]
+    if gemm:
+        nodes = [helper.make_node("Gemm", ["x", "w", "bias"], ["y"], name="fc", transB=int(trans_b))]
+    else:
+        nodes = [
+            helper.make_node("MatMul", ["x", "w"], ["xw"], name="fc"),
+            helper.make_node("Add", ["xw", "bias"], ["y"]),
+        ]
+    graph = helper.make_graph(
+        nodes,
+        "linear",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", k])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", n])],
+        weights,
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return w.T if trans_b else w, bias
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("k", [32, 40, 100])
+def test_every_value_is_at_most_half_a_step_away_unless_its_block_is_clipped(bits, symmetric, k):
+    w = np.random.default_rng(k).standard_normal((k, 7)).astype(np.float32)
+    blocks = quantize_blocks(w, bits, 32, symmetric)
+    back = dequantize_blocks(blocks)
+    steps = np.repeat(np.abs(blocks.scales).T, 32, axis=0)[:k]  # (k, 7)
+    off = np.abs(back - w) / steps
+    assert back.shape == w.shape
+    assert np.mean(off <= 0.501) > 0.9  # the rest are clipped on purpose: the block as a whole is better for it
+    spread = np.abs(w).max() * (2 if symmetric else 1.6)
+    assert np.sqrt(np.mean((back - w) ** 2)) < spread / (1 << bits) / 2
+
+
+def test_clipping_never_makes_a_block_worse_than_plain_rounding():
+    w = np.random.default_rng(1).standard_t(3, (64, 50)).astype(np.float32)  # heavy tails: clipping pays
+    found = np.square(dequantize_blocks(quantize_blocks(w, 4, 32)) - w).reshape(2, 32, 50).sum(1)
+    grouped = w.reshape(2, 32, 50)
+    low, high = grouped.min(1), grouped.max(1)
+    scale = -np.where(-low >= high, low, high) / 8
+    q = np.clip(np.rint(grouped / scale[:, None]) + 8, 0, 15)
+    plain = np.square((q - 8) * scale[:, None] - grouped).sum(1)
+    assert np.all(found <= plain * 1.0001) and found.sum() < plain.sum()
+
+
+def test_all_zero_and_constant_blocks_survive():
+    w = np.zeros((64, 3), np.float32)
+    w[32:, 1] = 0.25
+    w[32:, 2] = -3.0
+    for bits in (4, 8):
+        for symmetric in (True, False):
+            back = dequantize_blocks(quantize_blocks(w, bits, 32, symmetric))
+            assert np.isfinite(back).all()
+            np.testing.assert_allclose(back, w, atol=0.02 * 3)
+            assert not back[:32].any()
+
+
+@pytest.mark.parametrize(
+    "gemm, trans_b, bias_shape", [(False, False, (24,)), (True, False, (24,)), (True, True, (1, 24))]
+)
+@pytest.mark.parametrize("bits, symmetric, block", [(8, True, 32), (4, True, 16), (4, False, 32), (8, False, 64)])
+def test_stock_ort_computes_the_product_with_the_rounded_weight(
+    tmp_path, gemm, trans_b, bias_shape, bits, symmetric, block
+):
+    w, bias = linear(tmp_path / "a.onnx", 64, 24, gemm=gemm, trans_b=trans_b, bias_shape=bias_shape)
+    quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", bits=bits, block=block, symmetric=symmetric)
+    x = np.random.default_rng(5).standard_normal((3, 64)).astype(np.float32)
+    (y,) = ort.InferenceSession(tmp_path / "b.onnx").run(None, {"x": x})
+    rounded = dequantize_blocks(quantize_blocks(w, bits, block, symmetric))
+    np.testing.assert_allclose(y, x @ rounded + bias, rtol=1e-4, atol=1e-4)
+    proto = onnx.load(tmp_path / "b.onnx")
+    assert [n.op_type for n in proto.graph.node].count("MatMulNBits") == 1
+    assert "w" not in {i.name for i in proto.graph.initializer}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_decoders_get_smaller_and_the_error_is_on_record(tmp_path, name):
+    src = models.tiny_variant(name)
+    eight = quantize(src, tmp_path / "m" / "int8", threads=1)
+    four = quantize(src, tmp_path / "m" / "int4", bits=4, threads=1)
+    assert eight.after < 0.5 * eight.before and four.after < 0.8 * eight.after
+    assert eight.quality.error < 0.03 and eight.quality.top1 > 0.9 and four.quality.error > 4 * eight.quality.error
+    record = json.loads((tmp_path / "m" / "int8" / "opsmith.json").read_text())
+    assert record["verb"] == "quantize" and record["quantized"]["quality"]["error"] == pytest.approx(
+        eight.quality.error, rel=1e-4
+    )
+    assert not eight.left and eight.quantized == (9 if name == "gpt2" else 15)  # GPT-2's tied head is among them
+
+
+def test_half_precision_storage_halves_the_file(tmp_path):
+    result = quantize(models.tiny_variant("gpt2"), tmp_path / "m" / "fp16", method="fp16", threads=1)
+    assert result.after < 0.6 * result.before and result.quality.error < 2e-3
+    kinds = {
+        v.dtype.name for v in store.open_model(result.variant).graph.initializers.values() if v.const_value.size > 2000
+    }
+    assert kinds == {"FLOAT16"}
+
+
+def test_a_weight_beyond_half_precision_stays_and_is_named(tmp_path):
+    linear(tmp_path / "a.onnx", 64, 64, bias_shape=(64,))
+    proto = onnx.load(tmp_path / "a.onnx")
+    w = numpy_helper.to_array(proto.graph.initializer[0]).copy()
+    w[0, 0] = 1e6
+    proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(w, "w"))
+    onnx.save(proto, tmp_path / "a.onnx")
+    with pytest.raises(OpsmithError, match="nothing that fp16"):
+        quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", method="fp16")
+    assert not (tmp_path / "b.onnx").exists()
+
+
+@pytest.mark.parametrize("options", [{"method": "dynamic"}, {"method": "static", "calibration": "generated"}])
+def test_ort_s_own_methods_give_int8_models_that_run(tmp_path, options):
+    result = quantize(models.tiny_variant("llama"), tmp_path / "m" / "q", threads=1, **options)
+    assert result.after < 0.6 * result.before and result.quality.error < 0.1 and result.quantized >= 15
+    ort.InferenceSession(result.variant.path)
+
+
+@pytest.mark.parametrize("ranges", ["entropy", "percentile"])
+def test_static_calibrates_with_other_ranges(tmp_path, ranges):
+    linear(tmp_path / "a.onnx", 64, 64, bias_shape=(64,))
+    result = quantize(
+        tmp_path / "a.onnx", tmp_path / "b.onnx", method="static", ranges=ranges, calibration="generated", samples=4
+    )
+    assert result.quality.error < 0.1
+
+
+def test_the_sweep_spares_the_worst_layers_first_and_reaches_the_goal(tmp_path):
+    src = models.tiny_variant("llama")
+    plain = quantize(src, tmp_path / "m" / "plain", bits=4, threads=1)
+    mixed = quantize(src, tmp_path / "m" / "mixed", bits=4, max_error=plain.quality.error / 2, threads=1)
+    assert mixed.quality.error <= plain.quality.error / 2 < plain.quality.error
+    bits = [row.bits for row in mixed.sweep]
+    errors = [row.error for row in mixed.sweep]
+    assert bits == sorted(bits, reverse=True) and set(bits) == {4, 8} and errors == sorted(errors, reverse=True)
+    used = {n.attributes["bits"].value for n in store.open_model(mixed.variant).graph if n.op_type == "MatMulNBits"}
+    assert used == {4, 8}
+    strict = quantize(src, tmp_path / "m" / "strict", bits=4, max_error=0.004, threads=1)
+    assert {row.bits for row in strict.sweep} >= {32} and any("too sensitive" in line for line in strict.left)
+
+
+def test_a_goal_out_of_reach_is_refused_and_nothing_is_written(tmp_path):
+    with pytest.raises(OpsmithError, match="cannot be reached"):
+        quantize(models.tiny_variant("llama"), tmp_path / "m" / "q", max_error=1e-9, threads=1)
+    assert not (tmp_path / "m").exists()
+
+
+def test_large_models_keep_their_weights_outside_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "EMBED_LIMIT", 10_000)
+    result = quantize(models.tiny_variant("gpt2"), tmp_path / "m" / "int8", threads=1)
+    folder = result.variant.folder
+    assert (folder / "m_int8.onnx.data").stat().st_size > 100_000
+    again = quantize(models.tiny_variant("gpt2"), tmp_path / "m" / "fp16", method="fp16", threads=1)
+    assert again.quality.error < 0.01
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["fp16", "int8"]  # no stray temporary folders
+
+
+def test_an_excluded_layer_stays(tmp_path):
+    result = quantize(models.tiny_variant("gpt2"), tmp_path / "m" / "q", exclude=["*mlp*"], threads=1)
+    assert len(result.left) == 4 and result.quantized == 5
+
+
+def test_a_compiled_int4_model_computes_what_ort_does(tmp_path):
+    linear(tmp_path / "a.onnx", 64, 48, bias_shape=(48,))
+    quantize(tmp_path / "a.onnx", tmp_path / "m" / "int4", bits=4, symmetric=False)
+    opsmith.compile(tmp_path / "m" / "int4", tmp_path / "m" / "compiled", regions="all")
+    assert opsmith.verify(tmp_path / "m" / "int4", tmp_path / "m" / "compiled").ok
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"bits": 3}, "bits 3"),
+        ({"block": 48}, "block 48"),
+        ({"method": "magic"}, "method 'magic'"),
+        ({"max_error": -1.0}, "makes no sense"),
+        ({"calibration": "absent.npz"}, "does not exist"),
+    ],
+)
+def test_bad_options_are_one_clear_line(tmp_path, options, words):
+    linear(tmp_path / "a.onnx")
+    with pytest.raises(OpsmithError, match=words):
+        quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", **options)
+    assert not (tmp_path / "b.onnx").exists()
+
+
+def test_calibration_of_the_wrong_shape_names_the_input(tmp_path):
+    linear(tmp_path / "a.onnx", 64, 24)
+    np.savez(tmp_path / "c.npz", x=np.zeros((3, 63), np.float32))
+    with pytest.raises(OpsmithError, match="'x' has shape 3x63, the model takes rowsx64"):
+        quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", calibration=tmp_path / "c.npz")
+    np.savez(tmp_path / "c.npz", z=np.zeros((3, 64), np.float32))
+    with pytest.raises(OpsmithError, match="lacks the input 'x'"):
+        quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", calibration=tmp_path / "c.npz")
+    (tmp_path / "c.txt").write_text("words")
+    with pytest.raises(OpsmithError, match="takes no input_ids"):
+        quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", calibration=tmp_path / "c.txt")
+
+
+def test_the_command_prints_the_sweep_and_the_error(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("a red apple on a table and a frog under it " * 4)
+    model = models.tiny_model("gpt2")
+    arguments = ["quantize", str(model / "dynamo"), str(tmp_path / "m" / "q"), "--bits", "4", "--max-error", "0.05"]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--calibration", str(text), "--threads", "1"])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "sensitivity, worst first" in out and "top-1 agreement" in out and "KL divergence" in out
+
+
+def test_kl_and_agreement_are_those_of_the_definition():
+    a = np.log(np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]))
+    b = np.log(np.array([[0.2, 0.5, 0.3], [0.1, 0.1, 0.8]]))
+    kl, top1 = quality.next_token(a, b)
+    expected = (0.5 * np.log(0.5 / 0.2) + 0.3 * np.log(0.3 / 0.5) + 0.2 * np.log(0.2 / 0.3)) / 2
+    assert kl == pytest.approx(expected) and top1 == 0.5
