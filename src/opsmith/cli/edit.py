@@ -1,0 +1,110 @@
+"""opsmith edit: select a thing in a picture by words, and change it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from opsmith.cli import console
+from opsmith.errors import OpsmithError
+
+PANEL = "Applications"
+ORDER = 72
+
+
+def command(
+    image: Annotated[Path, typer.Argument(help="The picture.")],
+    change: Annotated[
+        str | None,
+        typer.Option("--change", "-c", help='"make it blue", "replace it with a pear", "remove it", "blur it" ...'),
+    ] = None,
+    select: Annotated[str | None, typer.Option("--select", "-s", help="What to change, in words.")] = None,
+    mask: Annotated[Path | None, typer.Option("--mask", help="The selection as a file: white is selected.")] = None,
+    box: Annotated[str | None, typer.Option("--box", help="The selection as left,top,right,bottom.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The edited PNG; mask and sheet go beside it.", dir_okay=False)
+    ] = None,
+    threshold: Annotated[float, typer.Option("--threshold", help="How sure the selection must be, 0 to 1.")] = 0.5,
+    feather: Annotated[float, typer.Option("--feather", help="Soft edge around the selection, in pixels.")] = 2.0,
+    masks_model: Annotated[
+        Path | None, typer.Option("--masks", help="A CLIPSeg-type model folder; the starter's by default.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", "-m", help="The pipeline that paints; the starter's by default.")
+    ] = None,
+    variant: Annotated[str | None, typer.Option("--variant", help="A variant of the pipeline's components.")] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option("--prompt", help="What to paint: for replace instead of its words, for remove the background."),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", help="Denoising steps.")] = 25,
+    guidance: Annotated[float | None, typer.Option("--guidance", help="7.5, starter 4.")] = None,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    threads: Annotated[int | None, typer.Option("--threads", help="Threads of the sessions.")] = None,
+) -> None:
+    """Change a part of a picture; without --change only show what is selected."""
+    from opsmith import progress, starter
+    from opsmith.pipelines import edit, grammar, masks, pictures
+    from opsmith.pipelines.diffusion import DiffusionApp
+
+    if sum(x is not None for x in (select, mask, box)) != 1:
+        raise OpsmithError("one selection is needed", "--select WORDS, --mask FILE or --box L,T,R,B")
+    wanted = grammar.parse(change) if change is not None else None
+    if steps < 1:
+        raise OpsmithError(f"{steps} steps are not possible", "give 1 or more")
+    target = out or image.with_name(f"{image.stem}_edited.png")
+    if target.suffix.lower() != ".png":
+        raise OpsmithError(f"{target} does not end in .png", "pictures are written as PNG, which holds their settings")
+    picture = pictures.read(image)
+    settings: dict[str, Any] = {"source": image.name, "change": change, "select": select, "box": box}
+    if select is not None:
+        segmenter = masks.Segmenter(masks_model or starter.folder("masks"), threads=threads)
+        found = masks.from_words(picture, select, segmenter, threshold, feather)
+        settings |= {"threshold": threshold, "masks_model": f"{segmenter.path.parent.name} {segmenter.hash}"}
+    elif mask is not None:
+        found = masks.from_file(picture, mask, feather)
+    else:
+        found = masks.from_box(picture, _box(box or ""), feather)
+    settings["feather"] = feather
+    app = None
+    if wanted is not None and (wanted.kind == "replace" or (wanted.kind == "remove" and prompt is not None)):
+        app = DiffusionApp(model or starter.folder("pictures"), variant=variant, threads=threads)
+    shown = masks.overlay(picture, found)
+    beside = {name: target.with_name(f"{target.stem}_{name}.png") for name in ("overlay", "mask", "sheet")}
+    # The overlay comes first, so that it can be looked at while a model paints.
+    print(pictures.save(shown, beside["overlay"], settings))
+    if not console.quiet:
+        print(f"selected: {found.hard.mean():.1%} of the picture, within {found.box}", file=sys.stderr)
+    if wanted is None:
+        print(pictures.save(found.image, beside["mask"], settings))
+        return
+    with progress.task("edit", total=steps) as step:
+        edited, made = edit.edit(
+            picture,
+            found,
+            wanted,
+            app=app,
+            prompt=prompt,
+            steps=steps,
+            guidance=guidance if guidance is not None else (4.0 if model is None else 7.5),
+            seed=seed,
+            callback=lambda done, total, _: step(f"step {done} of {total}"),
+        )
+    settings |= {"kind": wanted.kind, "seed": seed}
+    if made is not None:
+        settings |= made.settings[0]
+    print(pictures.save(edited, target, settings))
+    print(pictures.save(found.image, beside["mask"], settings))
+    side = pictures.sheet([picture, shown, edited], ["before", select or "selection", change or ""])
+    print(pictures.save(side, beside["sheet"], settings))
+
+
+def _box(text: str) -> tuple[int, int, int, int]:
+    try:
+        left, top, right, bottom = (int(part) for part in text.split(","))
+    except ValueError:
+        raise OpsmithError(f"the box {text!r} is not understood", "left,top,right,bottom in pixels") from None
+    return left, top, right, bottom

@@ -1,0 +1,158 @@
+"""Edits within a mask: recolour, replace, remove, blur, brighten, darken. Outside of the mask no pixel changes.
+
+mask = masks.from_words(picture, "apple", Segmenter(folder))
+edited = edit(picture, mask, grammar.parse("make it blue"))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageFilter
+
+from opsmith.errors import OpsmithError
+from opsmith.pipelines import masks
+from opsmith.pipelines.diffusion import Callback, DiffusionApp, Generated
+from opsmith.pipelines.grammar import Change
+from opsmith.pipelines.masks import Mask
+
+Array = np.ndarray[Any, Any]
+
+_LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
+
+
+def edit(
+    image: Image.Image,
+    mask: Mask,
+    change: Change,
+    *,
+    app: DiffusionApp | None = None,
+    prompt: str | None = None,
+    steps: int = 25,
+    guidance: float = 7.5,
+    seed: int = 0,
+    callback: Callback | None = None,
+) -> tuple[Image.Image, Generated | None]:
+    """The edited picture, and what the picture model did if it was needed.
+
+    `replace` needs APP. `remove` fills from the surroundings; with PROMPT (the background in words) and APP the model then
+    paints over the filled part.
+    """
+    image = image.convert("RGB")
+    if mask.hard.shape != (image.height, image.width):
+        raise OpsmithError(
+            f"the mask is {mask.hard.shape[1]}x{mask.hard.shape[0]}, the picture {image.width}x{image.height}"
+        )
+    pixels = np.asarray(image, np.float32)
+    if change.kind == "recolour":
+        assert change.colour is not None
+        return blended(image, recoloured(pixels, change.colour), mask.soft), None
+    if change.kind in ("brighten", "darken"):
+        gamma = 1 / (1 + 0.6 * change.amount) if change.kind == "brighten" else 1 + 0.6 * change.amount
+        return blended(image, 255 * (pixels / 255) ** gamma, mask.soft), None
+    if change.kind == "blur":
+        radius = change.amount * max(2.0, min(image.size) / 40)
+        return blended(image, np.asarray(image.filter(ImageFilter.GaussianBlur(radius)), np.float32), mask.soft), None
+    if change.kind == "remove":
+        wide = masks.feathered(np.asarray(masks.grown(mask.hard, 2)) > 0, 2)  # the thing's soft edge goes too
+        filled = blended(image, filled_from_around(pixels, wide > 0), wide)
+        if prompt is None or app is None:
+            return filled, None
+        return _painted(filled, wide, app, prompt, 0.7, steps, guidance, seed, callback)
+    if change.kind == "replace":
+        if app is None:
+            raise OpsmithError("replacing needs a picture model", "name a pipeline folder with --model")
+        left, top, right, bottom = mask.box
+        # Another thing has another shape: it may use the surroundings, an eighth of the selection's size.
+        room = masks.grown(mask.hard, max(2, max(right - left, bottom - top) / 8))
+        wide = masks.feathered(np.asarray(room) > 0, 2)
+        return _painted(image, wide, app, prompt or change.text, 1.0, steps, guidance, seed, callback)
+    raise OpsmithError(f"the change {change.kind!r} is unknown")
+
+
+def blended(image: Image.Image, new: Array, soft: Array) -> Image.Image:
+    """NEW [H,W,3] where SOFT [H,W] is 1, the picture where it is 0."""
+    m = soft[..., None]
+    mixed = np.asarray(image, np.float32) * (1 - m) + new * m
+    return Image.fromarray(np.clip(mixed.round(), 0, 255).astype(np.uint8))
+
+
+def recoloured(pixels: Array, colour: tuple[int, int, int]) -> Array:
+    """Every pixel keeps its luminance and takes the colour's chroma, reduced where both do not fit into RGB.
+
+    White, grey and black have no chroma. Grey keeps luminance; for white and black it moves into the upper or lower
+    quarter, or nothing would be seen.
+    """
+    target = np.array(colour, np.float32)
+    luma: Array = pixels @ _LUMA  # [H,W]
+    chroma = target - target @ _LUMA
+    if np.abs(chroma).max() < 8:
+        level = float(target @ _LUMA)
+        if level > 224 or level < 32:
+            luma = luma / 4 + (191 if level > 224 else 0)
+        return np.repeat(luma[..., None], 3, axis=-1)
+    # The largest share of the chroma that keeps all three channels in 0..255.
+    room = np.where(chroma > 0, 255 - luma[..., None], luma[..., None])  # [H,W,3]
+    share = np.minimum(1, (room / np.maximum(np.abs(chroma), 1e-6)).min(-1))
+    return np.asarray(luma[..., None] + share[..., None] * chroma)
+
+
+def filled_from_around(pixels: Array, hole: Array) -> Array:
+    """The hole [H,W] filled smoothly from its border: averages of known pixels at halved sizes, going back up (pull, push)."""
+    return _pull_push(pixels.astype(np.float32), (~hole).astype(np.float32))
+
+
+def _pull_push(values: Array, weight: Array) -> Array:
+    height, width = weight.shape
+    if weight.min() > 0 or min(height, width) <= 1:
+        return values
+    tall, wide = height + height % 2, width + width % 2
+    pad = ((0, tall - height), (0, wide - width))
+    w = np.pad(weight, pad)
+    v = np.pad(values, (*pad, (0, 0))) * w[..., None]
+    total = w.reshape(tall // 2, 2, wide // 2, 2).sum((1, 3))
+    mean = v.reshape(tall // 2, 2, wide // 2, 2, 3).sum((1, 3)) / np.maximum(total, 1e-6)[..., None]
+    below = _pull_push(mean, np.minimum(total, 1))
+    channels = [
+        np.asarray(Image.fromarray(np.ascontiguousarray(below[..., c])).resize((wide, tall), Image.Resampling.BILINEAR))
+        for c in range(3)
+    ]
+    up = np.stack(channels, -1)[:height, :width]
+    return np.asarray(values * weight[..., None] + up * (1 - weight[..., None]))
+
+
+def _painted(
+    image: Image.Image,
+    soft: Array,
+    app: DiffusionApp,
+    prompt: str,
+    strength: float,
+    steps: int,
+    guidance: float,
+    seed: int,
+    callback: Callback | None,
+) -> tuple[Image.Image, Generated]:
+    """Inpaint a square around the mask at the model's own size, and put the result back within the mask."""
+    rows, columns = np.flatnonzero(soft.any(1)), np.flatnonzero(soft.any(0))
+    side = max(rows[-1] - rows[0], columns[-1] - columns[0]) + 1
+    side = min(int(side * 1.5), *image.size) if side < min(image.size) else int(side)
+    left = int(np.clip((columns[0] + columns[-1] + 1 - side) // 2, 0, max(0, image.width - side)))
+    top = int(np.clip((rows[0] + rows[-1] + 1 - side) // 2, 0, max(0, image.height - side)))
+    box = (left, top, min(left + side, image.width), min(top + side, image.height))
+    size = (app.native[1], app.native[0])
+    part = image.crop(box)
+    area = Image.fromarray(((soft > 0) * 255).astype(np.uint8)).crop(box)
+    made = app.generate(
+        prompt,
+        steps=steps,
+        guidance=guidance,
+        seed=seed,
+        init=part.resize(size, Image.Resampling.LANCZOS),
+        mask=area.resize(size, Image.Resampling.NEAREST),
+        strength=strength,
+        callback=callback,
+    )
+    whole = image.copy()
+    whole.paste(made.images[0].resize(part.size, Image.Resampling.LANCZOS), box[:2])
+    return blended(image, np.asarray(whole, np.float32), soft), made

@@ -1,0 +1,204 @@
+"""Masks: found by a text query (CLIPSeg), read from a file, or a box; then cleaned.
+
+soft      probabilities [H,W] in 0..1
+cleaned   threshold -> parts (small ones dropped) -> feathered outwards; 1 inside, falling to 0 around it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageFilter
+
+from opsmith import session, store
+from opsmith.errors import OpsmithError
+from opsmith.pipelines import pictures
+from opsmith.pipelines.clip_tokenizer import ClipTokenizer
+from opsmith.pipelines.text import choose_variant
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    hard: Array  # [H,W] bool: what was selected
+    soft: Array  # [H,W] float32: 1 there, feathered outwards
+
+    @property
+    def image(self) -> Image.Image:
+        return Image.fromarray((self.soft * 255).round().astype(np.uint8))
+
+    @property
+    def box(self) -> tuple[int, int, int, int]:
+        """left, top, right, bottom of the selection"""
+        rows, columns = np.flatnonzero(self.hard.any(1)), np.flatnonzero(self.hard.any(0))
+        return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+
+
+class Segmenter:
+    """A CLIPSeg-type model folder: a picture and words -> probabilities."""
+
+    def __init__(self, folder: store.PathLike, variant: str | None = None, threads: int | None = None) -> None:
+        self.folder = Path(folder)
+        self.path = choose_variant(self.folder, variant)
+        self.session = session.load(self.path, threads=threads)
+        inputs = {i.name: i for i in self.session.get_inputs()}
+        if "pixel_values" not in inputs or "input_ids" not in inputs:
+            raise OpsmithError(
+                f"{self.path} does not find things by words", "CLIPSeg models do: pixel_values, input_ids"
+            )
+        self.tokenizer = ClipTokenizer(self.folder)
+        self.preprocessor = _json(self.folder / "preprocessor_config.json")
+        config = _json(self.folder / "config.json")
+        self.longest = int((config.get("text_config") or {}).get("max_position_embeddings") or 77)
+        size = self.preprocessor.get("size") or {}
+        shape = inputs["pixel_values"].shape
+        self.height, self.width = (
+            fixed if isinstance(fixed, int) else int(size.get(name) or 352)
+            for fixed, name in zip(shape[2:], ("height", "width"))
+        )
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()[:16]
+
+    def find(self, image: Image.Image, words: str) -> Array:
+        """[H,W] of the picture, 0..1"""
+        if not words.strip():
+            raise OpsmithError("what to select is empty", "name a thing in the picture")
+        resample = Image.Resampling(int(self.preprocessor.get("resample", 2)))
+        small = image.convert("RGB").resize((self.width, self.height), resample)
+        pixels = np.asarray(small, np.float32) * float(self.preprocessor.get("rescale_factor", 1 / 255))
+        mean = np.array(self.preprocessor.get("image_mean", (0.485, 0.456, 0.406)), np.float32)
+        deviation = np.array(self.preprocessor.get("image_std", (0.229, 0.224, 0.225)), np.float32)
+        ids = np.array([self.tokenizer.enclosed(words, self.longest)[0]], np.int64)
+        feeds = {
+            "pixel_values": np.ascontiguousarray(((pixels - mean) / deviation).transpose(2, 0, 1)[None], np.float32),
+            "input_ids": ids,
+            "attention_mask": np.ones_like(ids),
+        }
+        known = {i.name for i in self.session.get_inputs()}
+        logits = session.run(self.session, {k: v for k, v in feeds.items() if k in known})[0]
+        chance = 1 / (1 + np.exp(-np.asarray(logits, np.float32).reshape(logits.shape[-2:])))
+        stretched = Image.fromarray(chance.astype(np.float32)).resize(image.size, Image.Resampling.BILINEAR)
+        return np.asarray(stretched, np.float32)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise OpsmithError(f"{file} is not valid JSON: {error}") from error
+    return found if isinstance(found, dict) else {}
+
+
+def from_words(
+    image: Image.Image, words: str, segmenter: Segmenter, threshold: float = 0.5, feather: float = 2.0
+) -> Mask:
+    soft = segmenter.find(image, words)
+    if float(soft.max()) < threshold:
+        raise OpsmithError(
+            f"nothing like {words!r} was found: the best match has {float(soft.max()):.0%}, {threshold:.0%} are asked for",
+            "try other words, --threshold, --box or --mask",
+        )
+    return clean(soft, threshold, feather)
+
+
+def from_file(image: Image.Image, path: str | os.PathLike[str], feather: float = 2.0) -> Mask:
+    """White is selected."""
+    mask = pictures.read(path, "L")
+    if mask.size != image.size:
+        raise OpsmithError(
+            f"the mask is {mask.width}x{mask.height}, the picture {image.width}x{image.height}", "they must be equal"
+        )
+    found = np.asarray(mask, np.float32) / 255
+    if found.max() < 0.5:
+        raise OpsmithError(f"the mask {os.fspath(path)} is empty", "white parts are selected")
+    return clean(found, 0.5, feather, smallest=0.0)
+
+
+def from_box(image: Image.Image, box: tuple[int, int, int, int], feather: float = 2.0) -> Mask:
+    left, top, right, bottom = box
+    if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
+        raise OpsmithError(
+            f"the box {left},{top},{right},{bottom} does not lie in the picture of {image.width}x{image.height}",
+            "left,top,right,bottom in pixels",
+        )
+    found = np.zeros((image.height, image.width), np.float32)
+    found[top:bottom, left:right] = 1
+    return clean(found, 0.5, feather, smallest=0.0)
+
+
+def clean(soft: Array, threshold: float, feather: float, smallest: float = 0.1) -> Mask:
+    """Parts smaller than SMALLEST times the largest one are dropped; FEATHER is in pixels."""
+    if not 0 < threshold <= 1:
+        raise OpsmithError(f"a threshold of {threshold} is not possible", "above 0, at most 1")
+    if not 0 <= feather <= 200:
+        raise OpsmithError(f"a feather of {feather} pixels is not possible", "0 to 200")
+    hard = soft >= threshold
+    if smallest > 0:
+        labels, areas = parts(hard)
+        kept = np.flatnonzero(areas >= smallest * areas.max(initial=0)) + 1
+        hard = np.isin(labels, kept)
+    return Mask(hard, feathered(hard, feather))
+
+
+def feathered(hard: Array, radius: float) -> Array:
+    """1 inside, falling to exactly 0 within three RADIUS outside."""
+    shown = Image.fromarray(hard.astype(np.uint8) * 255)
+    if radius > 0:
+        shown = grown(hard, radius).filter(ImageFilter.GaussianBlur(radius / 2))
+    return np.maximum(np.asarray(shown, np.float32) / 255, hard.astype(np.float32))
+
+
+def grown(hard: Array, radius: float) -> Image.Image:
+    """The selection, RADIUS pixels larger on all sides."""
+    shown = Image.fromarray(hard.astype(np.uint8) * 255)
+    for _ in range(max(1, round(radius))):
+        shown = shown.filter(ImageFilter.MaxFilter(3))
+    return shown
+
+
+def parts(hard: Array) -> tuple[Array, Array]:
+    """Labels [H,W] from 1 up of the 4-connected parts, and their areas. Runs of each row are joined by union-find."""
+    parent: list[int] = []
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    runs: list[tuple[int, int, int]] = []  # row, start, end; its index is its label
+    above: list[int] = []
+    for y in range(hard.shape[0]):
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], hard[y].astype(np.int8), [0]])))
+        row: list[int] = []
+        for start, end in zip(edges[::2].tolist(), edges[1::2].tolist()):
+            i = len(runs)
+            runs.append((y, start, end))
+            parent.append(i)
+            for other in above:
+                if runs[other][1] < end and start < runs[other][2]:
+                    parent[root(other)] = root(i)
+            row.append(i)
+        above = row
+    numbers: dict[int, int] = {}
+    labels = np.zeros(hard.shape, np.int32)
+    for i, (y, start, end) in enumerate(runs):
+        labels[y, start:end] = numbers.setdefault(root(i), len(numbers) + 1)
+    return labels, np.bincount(labels.ravel(), minlength=len(numbers) + 1)[1:]
+
+
+def overlay(image: Image.Image, mask: Mask) -> Image.Image:
+    """The picture with the selection in red and the rest darkened, to look at before the edit."""
+    pixels = np.asarray(image.convert("RGB"), np.float32)
+    m = mask.soft[..., None]
+    shown = pixels * (0.45 + 0.2 * m) + m * np.array([110, 0, 0], np.float32)
+    return Image.fromarray(np.clip(shown, 0, 255).astype(np.uint8))
