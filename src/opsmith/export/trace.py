@@ -55,6 +55,7 @@ def write(
             clock("export")
             step("writing", advance=0)
             store.save_model(model, draft.path)
+            _free_weights(graph, model)
         store.write_test_data(draft.folder, cases[0][1], cases[0][2])
         clock("write")
     outputs = list(graph.outputs)
@@ -204,6 +205,16 @@ def _compare(name: str, got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any
 
 
 # --- housekeeping ----------------------------------------------------------------------------------------
+
+
+def _free_weights(graph: Graph, model: ir.Model) -> None:
+    """The dynamo exporter's rewrite rules keep references to the last graph they saw, and so to its weights."""
+    import torch
+
+    for weight in model.graph.initializers.values():
+        weight.const_value = None
+    for tensor in (*graph.model.parameters(), *graph.model.buffers()):
+        tensor.data = torch.empty(0, dtype=tensor.dtype)
 
 
 def release_memory() -> None:
