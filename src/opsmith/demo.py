@@ -1,4 +1,4 @@
-"""The demo: the whole road on a small model that is built here, offline, without torch.
+"""The demo: the whole road on a small model that is built here, then the starter models, offline, without torch.
 
 Each station is one function; STATIONS is the road. A station gives an Outcome, or raises NotHere if this version of
 Opsmith does not have its verb.
@@ -7,6 +7,9 @@ Opsmith does not have its verb.
 from __future__ import annotations
 
 import dataclasses
+import math
+import shutil
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,12 +20,16 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import opsmith
-from opsmith import session, store
+from opsmith import session, starter, store
 from opsmith.errors import OpsmithError
 from opsmith.measure.inspect import ModelInfo, inspect
 from opsmith.measure.verify import verify
+from opsmith.pipelines.diffusion import DiffusionApp
+from opsmith.pipelines.prompts import write_prompts
+from opsmith.pipelines.text import TextGenerator
 
 BENCH_ROUNDS = 10
+KEYWORD, SEED, STEPS = "frog", 1, 15
 
 
 @dataclasses.dataclass
@@ -31,6 +38,7 @@ class Work:
 
     folder: Path
     variants: list[Path] = dataclasses.field(default_factory=list)
+    prompt: str = ""  # what the writer made of the keyword
 
     @property
     def original(self) -> Path:
@@ -157,6 +165,42 @@ def _bench(work: Work) -> Outcome:
     return Outcome(headline, ("variant", ">median", ">ratio (95 %)", ">GFLOP/s"), tuple(rows), bool(result.verified))
 
 
+def _write(work: Work) -> Outcome:
+    """The starter's writer: a GPT-2 with a KV cache."""
+    generator = TextGenerator(starter.folder("writer"))
+    prompts = write_prompts(generator, KEYWORD, n=3, seed=SEED)
+    work.prompt = prompts[0]
+    return Outcome(
+        f"{KEYWORD!r} became {len(prompts)} prompts; {generator.speed}", ("prompt",), tuple((p,) for p in prompts)
+    )
+
+
+def _imagine(work: Work) -> Outcome:
+    """The starter's diffusion pipeline, with its UNet as it is and compiled: the same seed, the same picture."""
+    home = work.folder.parent / "pictures"
+    shutil.copytree(starter.folder("pictures"), home, dirs_exist_ok=True)
+    source = store.variants(home / "unet")[0].folder
+    compiled = source.with_name(f"{source.name}_compiled")
+    _verb("compile")(source, compiled, regions="all")
+    pictures, rows = [], []
+    for name in (source.name, compiled.name):
+        app = DiffusionApp(home, variant={"unet": name})
+        made = app.generate(work.prompt or KEYWORD, steps=STEPS, seed=SEED)
+        made.images[0].save(home / f"{name}.png")
+        pictures.append(np.asarray(made.images[0], np.float64))
+        step = statistics.median(made.step_seconds)
+        rows.append((name, f"{step * 1e3:.0f} ms", f"{made.seconds:.1f} s", str(home / f"{name}.png")))
+    error = float(np.mean((pictures[0] - pictures[1]) ** 2))
+    psnr = 10 * math.log10(255**2 / error) if error else math.inf
+    height, width = pictures[0].shape[:2]
+    return Outcome(
+        f"{width}x{height} pixels in {STEPS} steps; the two pictures agree to {psnr:.0f} dB",
+        ("UNet", ">per step", ">picture", "file"),
+        tuple(rows),
+        psnr >= 40,
+    )
+
+
 STATIONS: list[tuple[str, Callable[[Work], Outcome]]] = [
     ("model", _model),
     ("inspect", _inspect),
@@ -164,6 +208,8 @@ STATIONS: list[tuple[str, Callable[[Work], Outcome]]] = [
     ("compile", _compile),
     ("verify", _verify),
     ("bench", _bench),
+    ("write", _write),
+    ("imagine", _imagine),
 ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import tomllib
 
+from opsmith import starter
 from opsmith.errors import OpsmithError
 from opsmith.pipelines.sampling import Sampling
 from opsmith.pipelines.text import TextGenerator
@@ -88,5 +89,5 @@ def contains(text: str, keyword: str) -> bool:
 
 
 def is_world(generator: TextGenerator) -> bool:
-    """Whether the model says that it continues `keyword:`, as the starter's writer does in its config.json."""
-    return generator.config.get("opsmith_style") == "world"
+    """Whether this is the starter's writer, which continues `keyword:`."""
+    return generator.folder.resolve() == starter.folder("writer").resolve()
