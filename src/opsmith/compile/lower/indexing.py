@@ -408,10 +408,9 @@ def _lower_space_to_depth(node: Node, out: Lowering) -> None:
     sn, sc, sh, sw = x.strides
     tn, tc, th, tw = target.strides
     dims = [n, b, b, c, h, w]
-    out.emit_copy(
-        x.with_(dims, [sn, sh, sw, sc, sh * b, sw * b]),
-        target.with_(dims, [tn, tc * c * b, tc * c, tc, th, tw]),
-    )
+    # channel = (row, column, depth) in mode DCR, which was the only one before opset 28; (depth, row, column) in mode CRD
+    channel = [tc * c * b, tc * c, tc] if node.attribute("mode", "DCR") == "DCR" else [tc * b, tc, tc * b * b]
+    out.emit_copy(x.with_(dims, [sn, sh, sw, sc, sh * b, sw * b]), target.with_(dims, [tn, *channel, th, tw]))
 
 
 # --- BitCast: the same bytes under another type ---
