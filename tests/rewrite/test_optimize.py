@@ -19,28 +19,9 @@ from opsmith.cli import main
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.rewrite import targets, verb
 
-OWN = '''
-"""Tanh(Softplus(x)) * x -> Mish(x)"""
-from opsmith.rewrite import rule
-from opsmith.rewrite.functions import Function
-
-
-@rule("mish", "x * tanh(softplus(x)) -> Mish(x)", roots=("Softplus",))
-def mish(site):
-    x = site.root.inputs[0]
-    tanh = site.only_user(site.root.outputs[0], "Tanh")
-    multiply = site.only_user(tanh.outputs[0], "Mul")
-    site.need(site.other_input(multiply, tanh.outputs[0]) is x, "multiplied by another value", multiply)
-    site.replace(multiply.outputs[0], site.call("Mish", x))
-
-
-def body(b, calls, x):
-    return b.Mul(x, b.Tanh(b.Softplus(x)))
-
-
-RULES = [mish]
-FUNCTIONS = {"Mish": Function(("x",), body)}
-'''
+# the worked example of the documentation
+_PAGE = (Path(__file__).parents[2] / "docs" / "rules.md").read_text(encoding="utf-8")
+OWN = _PAGE.partition("```python\n")[2].partition("```")[0]
 
 
 @pytest.fixture

@@ -73,9 +73,10 @@ def rewrite_model(
     chosen = choose(level, target, only, own)
     if level == 0:
         return []
-    passes.simplify(model, raise_opset=level >= 2)
-    results = [engine.apply(rule, model) for rule in chosen]
-    finish(model, own)
+    with passes.defaults_hidden(model):
+        passes.simplify(model, raise_opset=level >= 2)
+        results = [engine.apply(rule, model) for rule in chosen]
+        finish(model, own)
     return results
 
 

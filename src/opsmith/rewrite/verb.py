@@ -186,7 +186,8 @@ def _measured(
     """Apply rule after rule, each on top of those that stayed, and keep what made the model faster."""
     from opsmith.rewrite import finish
 
-    passes.simplify(model, raise_opset=level >= 2)
+    with passes.defaults_hidden(model):
+        passes.simplify(model, raise_opset=level >= 2)
     results, trials = [], []
     feeds = trial.feeds_of(source)
     with tempfile.TemporaryDirectory(prefix="opsmith-measure-") as folder:
@@ -194,11 +195,12 @@ def _measured(
         error = largest_error(verify(source, current, rtol=TOLERANCE, atol=TOLERANCE, shapes=1, threads=threads))
         for index, rule in enumerate(chosen, 1):
             candidate = model.clone()
-            result = engine.apply(rule, candidate)
-            results.append(result)
-            if not result.matches:
-                continue
-            finish(candidate, own)
+            with passes.defaults_hidden(candidate):
+                result = engine.apply(rule, candidate)
+                results.append(result)
+                if not result.matches:
+                    continue
+                finish(candidate, own)
             path = _write(candidate, Path(folder) / f"kept_{index}")
             compared = verify(source, path, rtol=TOLERANCE, atol=TOLERANCE, shapes=1, threads=threads)
             speed = trial.compare(current, path, feeds, threads=threads)

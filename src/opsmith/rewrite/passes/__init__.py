@@ -12,7 +12,9 @@ The order, and why:
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -24,6 +26,7 @@ from opsmith.rewrite.rule import DOMAIN
 FOLD_LIMIT = 64 * 1024  # elements; a larger result would copy weights into memory
 OLDEST_OPSET = 17  # LayerNormalization, and CastLike for the bodies of our functions
 NEW_OPSET = 18  # what an older model is raised to
+_FOLD_ROUNDS = 16  # far more than are ever needed: each makes a constant out of one more layer of nodes
 
 
 def simplify(model: ir.Model, raise_opset: bool = False) -> None:
@@ -42,41 +45,71 @@ def simplify(model: ir.Model, raise_opset: bool = False) -> None:
 
 
 def _raise_opset(model: ir.Model) -> None:
-    """Convert an old model. A model that onnx cannot convert stays as it is: rules that need a newer opset say so."""
-    before = dict(model.opset_imports)
-    quiet = logging.getLogger("onnxscript")
-    level = quiet.level
-    quiet.setLevel(logging.ERROR)  # it tells which of its two converters it uses
+    """Convert an old model. A model that cannot be converted stays as it is: rules that need a newer opset say so."""
+    converted = model.clone()  # the converter stops half-way when it fails
     try:
-        version_converter.convert_version(model, target_version=NEW_OPSET, fallback=True)
-    except Exception:  # the converter has no common error type
-        model.opset_imports.clear()
-        model.opset_imports.update(before)
-    finally:
-        quiet.setLevel(level)
+        with _quiet():
+            version_converter.convert_version(converted, target_version=NEW_OPSET, fallback=True)
+    except Exception as error:  # the converter has no common error type
+        logging.getLogger(__name__).info("the opset stays as it is: %s", error)
+        return
+    model.graph = converted.graph
+    model.functions.clear()
+    model.functions.update(converted.functions)
 
 
 def fold(model: ir.Model) -> None:
     """Constant folding and onnxscript's small rules, until nothing changes."""
+    cannot: set[ir.Node] = set()  # nodes at which the folder gave up: it lacks an implementation of their op
+    last: list[ir.Node] = []
+
+    def should_fold(node: ir.Node) -> bool | None:
+        last[:] = [node]
+        return False if node in cannot else _should_fold(node)
+
     folding = optimizer._constant_folding.FoldConstantsPass(
-        shape_inference=True, input_size_limit=FOLD_LIMIT, output_size_limit=FOLD_LIMIT, should_fold=_should_fold
+        shape_inference=True, input_size_limit=FOLD_LIMIT, output_size_limit=FOLD_LIMIT, should_fold=should_fold
     )
-    quiet = logging.getLogger("onnxscript")
-    level = quiet.level
-    quiet.setLevel(logging.ERROR)  # it warns about every node that it leaves alone
-    try:
-        for _ in range(3):
-            changed = bool(folding(model).modified)
+    with _quiet():
+        for _ in range(_FOLD_ROUNDS):
+            try:
+                changed = bool(folding(model).modified)
+            except (RuntimeError, ir.passes.PassError) as error:
+                logging.getLogger(__name__).debug("constant folding goes on without a node: %s", error)
+                if not last or last[0] in cannot:
+                    return
+                cannot.add(last[0])
+                continue
             common.RemoveUnusedNodesPass()(model)
             if not small_rules.apply(model) and not changed:
                 break
-    except (
-        RuntimeError,
-        ir.passes.PassError,
-    ) as error:  # an operator that the folder cannot evaluate: what was folded so far stays
-        logging.getLogger(__name__).debug("constant folding ended early: %s", error)
+
+
+@contextlib.contextmanager
+def defaults_hidden(model: ir.Model) -> Iterator[None]:
+    """Inputs with a default value are no constants: a caller may override them. onnxscript takes them for constants."""
+    defaults = {v.name: v.const_value for v in model.graph.inputs if v.const_value is not None}
+    for value in model.graph.inputs:
+        value.const_value = None
+    try:
+        yield
     finally:
-        quiet.setLevel(level)
+        for value in model.graph.inputs:  # by name: raising the opset replaces the graph
+            value.const_value = defaults.get(value.name)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The passes warn about every node and every constant that they leave alone."""
+    loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
 
 
 def tidy(model: ir.Model) -> None:
@@ -91,7 +124,8 @@ def tidy(model: ir.Model) -> None:
         common.OutputFixPass(),
         common.NameFixPass(),
     ):
-        one(model)
+        with _quiet():
+            one(model)
 
 
 def _should_fold(node: ir.Node) -> bool | None:
