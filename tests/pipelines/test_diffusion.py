@@ -226,3 +226,28 @@ def test_compiled_variants_give_the_same_picture(tmp_path: Path) -> None:
     for width, height in ((24, 32), (48, 16)):
         stock = app().generate("a cat", steps=2, width=width, height=height).images[0]
         assert apart(compiled.generate("a cat", steps=2, width=width, height=height).images[0], stock) >= 45
+
+
+def test_the_command_writes_numbered_pngs_and_nothing_for_bad_input(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from opsmith.cli import build_app
+
+    def run(*options: str) -> Any:
+        arguments = ["imagine", "a cat", "-m", str(models.tiny_pipeline("dynamo")), "-o", str(tmp_path / "o.png")]
+        return CliRunner().invoke(build_app(), [*arguments, "--steps", "2", "--threads", "1", *options])
+
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    for options in (
+        ["--width", "33"],
+        ["--init", str(broken)],
+        ["--mask", str(tmp_path / "none.png")],
+        ["--steps", "0"],
+    ):
+        failed = run(*options)
+        assert isinstance(failed.exception, OpsmithError) or failed.exit_code == 2
+        assert {p.name for p in tmp_path.iterdir()} == {"broken.png"}
+    assert run("--n", "2").exit_code == 0
+    assert {p.name for p in tmp_path.iterdir()} == {"broken.png", "o_0.png", "o_1.png"}
+    assert pictures.settings_of(tmp_path / "o_1.png")["index"] == 1

@@ -1,0 +1,89 @@
+"""The one-call form: export, compile (both cached) and run.
+
+app = opsmith.create_stable_diffusion("stabilityai/stable-diffusion-2-1", height=512, width=512, search=0)
+app.generate_image("prompt", "negative prompt")[0].save("out.png")
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+import opsmith
+from opsmith import progress, settings, store
+from opsmith._version import __version__
+from opsmith.pipelines.diffusion import DiffusionApp
+
+COMPILED = ("text_encoder", "unet", "vae_decoder", "vae_encoder")
+
+
+class StableDiffusion(DiffusionApp):
+    """A DiffusionApp with a size of its own."""
+
+    height: int | None = None
+    width: int | None = None
+
+    def generate_image(self, prompt: str, negative_prompt: str = "", **options: Any) -> list[Image.Image]:
+        """Pictures; OPTIONS are those of `generate`."""
+        return self.generate(prompt, negative_prompt, **{"height": self.height, "width": self.width, **options}).images
+
+
+def create_stable_diffusion(
+    source: str | os.PathLike[str],
+    *,
+    height: int | None = None,
+    width: int | None = None,
+    search: int = 0,
+    regions: str = "auto",
+    folder: store.PathLike | None = None,
+    threads: int | None = None,
+    low_memory: bool = False,
+) -> StableDiffusion:
+    """SOURCE is a Hugging Face id, a folder in its layout (both need torch, once), or an exported pipeline folder.
+
+    What is made is kept in FOLDER, by default in the cache folder under a key of the source; a second call only loads it.
+    """
+    given = Path(source)
+    if (given / "unet").is_dir() and store.variants(given / "unet"):
+        home = given if folder is None else Path(folder)
+    else:
+        home = Path(folder) if folder is not None else settings.cache_folder("pipelines") / _key(source)
+        if not (home / "model_index.json").is_file():
+            opsmith.export(source, home)
+    compile_components(home, search=search, regions=regions)
+    app = StableDiffusion(home, threads=threads, low_memory=low_memory)
+    app.height, app.width = height, width
+    return app
+
+
+def compile_components(home: Path, names: Sequence[str] = COMPILED, *, search: int = 0, regions: str = "auto") -> None:
+    """Every component gets a compiled variant, unless it has one for this search level."""
+    with progress.task("compile", total=len(names)) as step:
+        for name in names:
+            step(name)
+            if not (home / name).is_dir():
+                continue
+            found = store.variants(home / name)
+            plain = [v for v in found if v.record.get("verb") != "compile"]
+            if not plain:
+                continue
+            dest = home / name / f"{plain[-1].name}_compiled"
+            made = store.read_record(dest / "model.onnx").get("options") or {}
+            if made.get("search") != search or made.get("regions") != regions:
+                opsmith.compile(plain[-1], dest, search=search, regions=regions)
+
+
+def _key(source: str | os.PathLike[str]) -> str:
+    """Of the source's name and, for a folder, the names, sizes and times of its files."""
+    digest = hashlib.sha256(f"{__version__} {os.fspath(source)}".encode())
+    root = Path(source)
+    if root.is_dir():
+        for file in sorted(f for f in root.rglob("*") if f.is_file()):
+            stat = file.stat()
+            digest.update(f"{file.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}".encode())
+    return f"{Path(os.fspath(source)).name}-{digest.hexdigest()[:16]}"

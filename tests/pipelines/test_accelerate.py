@@ -1,0 +1,111 @@
+"""A live diffusers pipeline on compiled components: the same picture; restored: the very same bytes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+
+import opsmith
+from opsmith.errors import OpsmithError
+from opsmith.pipelines import pictures
+
+
+def pipeline() -> Any:
+    from diffusers import StableDiffusionPipeline
+
+    pipe = StableDiffusionPipeline.from_pretrained(models.tiny_source("stable-diffusion"), safety_checker=None)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def picture(pipe: Any, **options: Any) -> np.ndarray[Any, Any]:
+    import torch
+
+    generator = torch.Generator("cpu").manual_seed(4)
+    made = pipe("a red apple", num_inference_steps=4, guidance_scale=4.0, generator=generator, **options)
+    return np.asarray(made.images[0])
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder for all tests here; what is exported is taken from the tests' own cache."""
+
+    def export(source: Any, dest: Any, **_: Any) -> None:
+        shutil.copytree(models.tiny_pipeline("dynamo"), dest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(vars(opsmith), "export", export)
+        yield tmp_path_factory.mktemp("accelerated")
+
+
+def test_the_same_picture_then_the_same_bytes(ready: Path) -> None:
+    import torch
+
+    pipe = pipeline()
+    before = picture(pipe)
+    assert opsmith.accelerate(pipe, folder=ready, regions="all", threads=1) is pipe
+    assert "forward" in vars(pipe.unet)
+    assert pictures.psnr(picture(pipe), before) >= 45
+    with pytest.warns(UserWarning, match="text_encoder does not take output_hidden_states"):
+        pipe.text_encoder(torch.arange(77)[None], output_hidden_states=True)
+    opsmith.restore(pipe)
+    assert not {"forward", "decode"} & {*vars(pipe.unet), *vars(pipe.vae), *vars(pipe.text_encoder)}
+    assert picture(pipe).tobytes() == before.tobytes()
+
+
+def test_outputs_come_in_the_same_classes(ready: Path) -> None:
+    import torch
+
+    pipe = pipeline()
+    sample, states = torch.randn(2, 4, 8, 8), torch.randn(2, 77, 64)
+    ids = torch.arange(77)[None]
+    before = pipe.unet(sample, 5, states), pipe.vae.decode(sample), pipe.text_encoder(ids)
+    opsmith.accelerate(pipe, folder=ready, regions="all", threads=1)
+    after = pipe.unet(sample, 5, states), pipe.vae.decode(sample), pipe.text_encoder(ids)
+    for a, b in zip(after, before):
+        assert type(a) is type(b)
+        assert torch.allclose(a[0], b[0], atol=1e-3)
+    assert torch.equal(pipe.unet(sample, 5, states, return_dict=False)[0], after[0].sample)
+
+
+def test_other_weights_get_another_key() -> None:
+    import torch
+
+    from opsmith.pipelines.accelerate import _key
+
+    pipe = pipeline()
+    parts = {"unet": pipe.unet}
+    first = _key(parts)
+    assert first == _key(parts)
+    with torch.no_grad():
+        next(pipe.unet.parameters()).view(-1)[0] += 1
+    assert _key(parts) != first
+
+
+def test_a_pipeline_without_unet_is_refused() -> None:
+    with pytest.raises(OpsmithError, match="no text_encoder"):
+        opsmith.accelerate(object())
+
+
+def test_one_call_gives_a_picture(ready: Path) -> None:
+    opsmith.accelerate(pipeline(), folder=ready, regions="all", threads=1)
+    (made,) = ready.iterdir()
+    app = opsmith.create_stable_diffusion(made, height=32, width=24, regions="all", threads=1)
+    assert {app.variants[name] for name in ("text_encoder", "unet", "vae_decoder")} == {"dynamo_compiled"}
+    assert app.generate_image("a cat", "a dog", steps=2)[0].size == (24, 32)
+
+
+def test_what_is_there_is_not_made_again(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opsmith.accelerate(pipeline(), folder=ready, regions="all", threads=1)
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setitem(vars(opsmith), "compile", never)
+    opsmith.accelerate(pipeline(), folder=ready, regions="all", threads=1)
