@@ -1,0 +1,150 @@
+"""Quality of picture variants: the same prompts and seeds on each, compared with the first.
+
+CLIP score         100 cos(picture, prompt) in a CLIP model's space; the starter's by default
+PSNR, SSIM         against the first variant's pictures (SSIM: Wang et al. 2004, 8x8 windows, on luminance)
+feature distance   as LPIPS does it: squared distance of unit-length CLIP patch features, averaged over the patches
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from opsmith import progress, session, store
+from opsmith.errors import OpsmithError
+from opsmith.pipelines import pictures
+from opsmith.pipelines.clip_tokenizer import ClipTokenizer
+from opsmith.pipelines.diffusion import DiffusionApp
+from opsmith.pipelines.text import choose_variant
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass
+class PictureScore:
+    """One row; medians and means over prompts x seeds. The first variant has no distances."""
+
+    variant: str
+    clip: float
+    psnr: float | None
+    ssim: float | None
+    distance: float | None
+    step_seconds: float
+    picture_seconds: float
+    bytes: int
+    images: list[Image.Image]
+
+
+class Clip:
+    """An exported CLIP: text_model and vision_model in one folder."""
+
+    def __init__(self, folder: store.PathLike, threads: int | None = None) -> None:
+        self.folder = Path(folder)
+        self.text = session.load(choose_variant(self.folder / "text_model"), threads=threads)
+        self.vision = session.load(choose_variant(self.folder / "vision_model"), threads=threads)
+        self.tokenizer = ClipTokenizer(self.folder)
+        file = self.folder / "preprocessor_config.json"
+        try:
+            self.settings = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise OpsmithError(f"{file} cannot be read: {error}") from error
+
+    def words(self, text: str) -> Array:
+        """A unit vector."""
+        ids = np.array([self.tokenizer.enclosed(text, self.tokenizer.longest or 77)[0]], np.int64)
+        feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        known = {i.name for i in self.text.get_inputs()}
+        return _unit(session.run(self.text, {k: v for k, v in feeds.items() if k in known}, ["text_embeds"])[0][0])
+
+    def look(self, image: Image.Image) -> tuple[Array, Array]:
+        """A unit vector of the picture, and unit vectors [patches, width] of its parts."""
+        height, width = self.vision.get_inputs()[0].shape[2:]
+        small = image.convert("RGB").resize(
+            (int(width), int(height)), Image.Resampling(int(self.settings.get("resample", 3)))
+        )
+        pixels = np.asarray(small, np.float32) / 255
+        pixels = (pixels - np.array(self.settings["image_mean"])) / np.array(self.settings["image_std"])
+        feed = {"pixel_values": np.ascontiguousarray(pixels.transpose(2, 0, 1)[None], np.float32)}
+        whole, parts = session.run(self.vision, feed, ["image_embeds", "last_hidden_state"])
+        return _unit(whole[0]), _unit(parts[0, 1:])
+
+
+def score_pictures(
+    folder: store.PathLike,
+    variants: Sequence[str],
+    prompts: Sequence[str],
+    *,
+    seeds: Sequence[int] = (0, 1),
+    steps: int = 25,
+    guidance: float = 7.5,
+    clip: store.PathLike | None = None,
+    threads: int | None = None,
+) -> list[PictureScore]:
+    """One row per variant of the pipeline in FOLDER; the first is what the others are compared with."""
+    if not variants or not prompts or not seeds:
+        raise OpsmithError("there is nothing to score", "give variants, prompts and seeds")
+    if clip is None:
+        from opsmith import starter
+
+        clip = starter.folder("clip")
+    judge = Clip(clip, threads)
+    asked = [judge.words(prompt) for prompt in prompts]
+    rows: list[PictureScore] = []
+    base: list[tuple[Array, Array]] = []  # pixels and features of the first variant's pictures
+    with progress.task("score", total=len(variants) * len(prompts) * len(seeds)) as step:
+        for name in variants:
+            app = DiffusionApp(folder, variant=name, threads=threads)
+            images, times, totals = [], list[float](), list[float]()
+            for prompt in prompts:
+                for seed in seeds:
+                    made = app.generate(prompt, steps=steps, guidance=guidance, seed=seed)
+                    images += made.images
+                    times += made.step_seconds
+                    totals.append(made.seconds)
+                    step(name)
+            seen = [judge.look(image) for image in images]
+            clips = [100 * float(whole @ asked[i // len(seeds)]) for i, (whole, _) in enumerate(seen)]
+            row = PictureScore(
+                name, float(np.mean(clips)), None, None, None, float(np.median(times)), float(np.median(totals)),
+                sum(session.size_on_disk(p) for k, p in app.paths.items() if k != "vae_encoder"), images,
+            )  # fmt: skip
+            now = [(np.asarray(image), features) for image, (_, features) in zip(images, seen)]
+            if base:
+                row.psnr = float(np.mean([min(pictures.psnr(a, b), 100.0) for (a, _), (b, _) in zip(now, base)]))
+                row.ssim = float(np.mean([ssim(a, b) for (a, _), (b, _) in zip(now, base)]))
+                row.distance = float(np.mean([((f - g) ** 2).sum(-1).mean() for (_, f), (_, g) in zip(now, base)]))
+            else:
+                base = now
+            rows.append(row)
+    return rows
+
+
+def contact_sheet(rows: Sequence[PictureScore]) -> Image.Image:
+    """One line of pictures per variant."""
+    count = len(rows[0].images)
+    labels = [row.variant if i == 0 else "" for row in rows for i in range(count)]
+    return pictures.sheet([image for row in rows for image in row.images], labels, columns=count)
+
+
+def ssim(a: Array, b: Array) -> float:
+    """Structural similarity of two pictures [H,W,3] of 0..255, over all 8x8 windows."""
+    if a.shape != b.shape or min(a.shape[:2]) < 8:
+        raise OpsmithError(f"pictures of shape {a.shape} and {b.shape} cannot be compared")
+    luma = np.array([0.299, 0.587, 0.114])
+    x, y = (np.lib.stride_tricks.sliding_window_view(p.astype(np.float64) @ luma, (8, 8)) for p in (a, b))
+    mx, my = x.mean((2, 3)), y.mean((2, 3))
+    vx, vy = x.var((2, 3)), y.var((2, 3))
+    both = (x * y).mean((2, 3)) - mx * my
+    c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+    return float((((2 * mx * my + c1) * (2 * both + c2)) / ((mx**2 + my**2 + c1) * (vx + vy + c2))).mean())
+
+
+def _unit(array: Any) -> Array:
+    found = np.asarray(array, np.float32)
+    return np.asarray(found / np.maximum(np.linalg.norm(found, axis=-1, keepdims=True), 1e-12))
