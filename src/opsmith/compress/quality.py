@@ -68,7 +68,8 @@ def compare(reference: Sequence[Sequence[Array]], found: Sequence[Sequence[Array
                 return Quality(
                     float("inf"), float("inf"), 0.0, float("inf") if logits else None, 0.0 if logits else None
                 )
-            x, y = a[good].astype(np.float64), b[good].astype(np.float64)
+            whole = bool(good.all())  # nearly always; a mask would copy gigabytes of logits
+            x, y = ((v.ravel() if whole else v[good]).astype(np.float64) for v in (a, b))
             gap = y - x
             difference += float(gap @ gap)
             power += float(x @ x)

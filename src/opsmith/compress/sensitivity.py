@@ -88,8 +88,9 @@ class Bench:
             found.append([r.numpy() for r in results])
         return found
 
-    def judge(self, changed: Mapping[int, ort.OrtValue]) -> Quality:
-        return quality.compare(self.reference, self.run(changed), logits=self.logits)
+    def judge(self, changed: Mapping[int, ort.OrtValue], *, full: bool) -> Quality:
+        """KL and top-1 agreement cost more than the run itself for a large vocabulary: only where they are asked for."""
+        return quality.compare(self.reference, self.run(changed), logits=full and self.logits)
 
 
 def choose_bits(
@@ -119,7 +120,7 @@ def choose_bits(
 
     with progress.task("sensitivity", total=len(picked)) as step:
         for i in picked:
-            alone[i] = bench.judge({i: rounded(i, bits)}).error
+            alone[i] = bench.judge({i: rounded(i, bits)}, full=False).error
             step(bench.layers[i].name)
     worst_first = sorted(picked, key=lambda i: -alone[i])
     rungs = [8, KEPT] if bits == 4 else [KEPT]
@@ -132,7 +133,7 @@ def choose_bits(
 
     def good(count: int) -> bool:
         changed = {i: rounded(i, b) for i, b in after(count).items() if b != KEPT}
-        return goal.reached(bench.judge(changed))
+        return goal.reached(bench.judge(changed, full=goal.min_quality is not None))
 
     low, high = 0, len(moves)
     if not good(high):

@@ -1,0 +1,54 @@
+"""opsmith score text A B --text FILE"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opsmith.cli import console
+from opsmith.errors import OpsmithError
+
+PANEL = "Workbench"
+ORDER = 66
+
+app = typer.Typer(help="Quality as a number: is the smaller model still as good?", no_args_is_help=True)
+
+
+@app.callback()
+def top() -> None:
+    """Quality as a number: is the smaller model still as good?"""
+
+
+@app.command("text")
+def text_command(
+    models: Annotated[list[Path], typer.Argument(help="Variants of a text model; the first is the reference.")],
+    text: Annotated[Path, typer.Option("--text", help="A text file in UTF-8.")],
+    tokens: Annotated[int, typer.Option(help="How many tokens of it to predict at most.")] = 512,
+    window: Annotated[int | None, typer.Option(help="Tokens per pass; 256 or the context if that is less.")] = None,
+    decode: Annotated[int, typer.Option(help="Tokens to generate for the speed.")] = 32,
+    keyword: Annotated[list[str] | None, typer.Option(help="Generate from it, for distinct-2 and hits.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the figures as CSV.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
+) -> None:
+    """Perplexity, KL divergence, top-1 agreement, size, memory and speed of text models."""
+    from opsmith.measure import score_text as scoring
+
+    for file in (markdown, csv):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise OpsmithError(f"the folder of {file} does not exist")
+    rows = scoring.score_text(
+        models, text, tokens=tokens, window=window, decode=decode, keywords=keyword or (), threads=threads
+    )
+    shown = [i for i, _ in enumerate(scoring.HEADINGS) if any(scoring.cells(r)[i] for r in rows)]
+    table = console.table(*((">" if i else "") + scoring.HEADINGS[i] for i in shown))
+    for row in rows:
+        table.add_row(*(console.escape(scoring.cells(row)[i]) for i in shown))
+    console.show(table)
+    console.say(f"{rows[0].predicted} tokens predicted; speeds are medians of {scoring.ROUNDS} rounds, batch 1")
+    if markdown is not None:
+        markdown.write_text(scoring.markdown(rows), encoding="utf-8")
+    if csv is not None:
+        csv.write_text(scoring.csv_text(rows), encoding="utf-8")
