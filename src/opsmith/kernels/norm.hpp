@@ -52,15 +52,42 @@ OPSMITH_INLINE F only(F v, Tail t) {  // zero the lanes beyond the tail
   return load(static_cast<const float*>(buffer), t);
 }
 
+// Where a row's values come from: one tensor, or the sum of two.
+template <class T>
+struct OneRow {
+  const T* x;
+  i64 stride;
+  template <class Lanes>
+  OPSMITH_INLINE F operator()(i64 c, Lanes lanes) const {
+    return load(x + c, lanes);
+  }
+  OPSMITH_INLINE void fetch_next(i64 c) const { __builtin_prefetch(x + stride + c); }
+};
+template <class T, class U>
+struct SumOfRows {
+  OneRow<T> a;
+  OneRow<U> b;
+  template <class Lanes>
+  OPSMITH_INLINE F operator()(i64 c, Lanes lanes) const {
+    return a(c, lanes) + b(c, lanes);
+  }
+  OPSMITH_INLINE void fetch_next(i64 c) const {
+    a.fetch_next(c);
+    b.fetch_next(c);
+  }
+};
+
 // source(col, lanes) -> F is read three times from cache: mean, then squares about the mean (no cancellation), then the
 // result. RMS norm has no mean.
 template <bool Rms, class Source, class TS, class TY, class Ep>
-OPSMITH_INLINE void normalize_row(i64 cols, Source&& source, const TS* scale, const TS* bias, float eps, TY* y, Row row,
+OPSMITH_INLINE void normalize_row(i64 cols, const Source& source, const TS* scale, const TS* bias, float eps, TY* y, Row row,
                                   Ep&& ep) {
   const float count = static_cast<float>(cols);
   float mean = 0;
   if constexpr (!Rms) mean = sum_over(cols, [&](i64 c, auto lanes) { return source(c, lanes); }) / count;
   const float squares = sum_over(cols, [&](i64 c, auto lanes) {
+    source.fetch_next(c);  // memory works on the next row and on the output's lines while this row is summed from cache
+    if (cols > 2048) __builtin_prefetch(y + c, 1);
     const F d = only(source(c, lanes) - mean, lanes);
     return d * d;
   });
@@ -79,22 +106,23 @@ inline void norm_rows(const Pool& pool, i64 rows, i64 cols, const TX* x, i64 x_s
   pool.parallel_ranges(rows, kNormGrain / max<i64>(cols, 1), [&](i64 begin, i64 end) {
     for (i64 r = begin; r < end; ++r) {
       const Row row{r, rows_per_outer > 0 ? r / rows_per_outer : 0};
-      const TX* in = x + r * x_stride;
+      const OneRow<TX> in{x + r * x_stride, x_stride};
+      TY* out = y + r * y_stride;
       if (!skip) {
-        normalize_row<Rms>(cols, [&](i64 c, auto lanes) { return load(in + c, lanes); }, scale, bias, eps,
-                           y + r * y_stride, row, ep);
+        normalize_row<Rms>(cols, in, scale, bias, eps, out, row, ep);
         continue;
       }
-      const TSkip* other = skip + r * skip_stride;
-      auto added = [&](i64 c, auto lanes) { return load(in + c, lanes) + load(other + c, lanes); };
+      const SumOfRows<TX, TSkip> added{in, {skip + r * skip_stride, skip_stride}};
       if (!sum) {
-        normalize_row<Rms>(cols, added, scale, bias, eps, y + r * y_stride, row, ep);
+        normalize_row<Rms>(cols, added, scale, bias, eps, out, row, ep);
         continue;
       }
       TSum* kept = sum + r * sum_stride;  // may be x or skip itself, so the sum is taken once and read back
-      for_lanes(cols, [&](i64 c, auto lanes) { store(kept + c, added(c, lanes), lanes); });
-      normalize_row<Rms>(cols, [&](i64 c, auto lanes) { return load(static_cast<const TSum*>(kept) + c, lanes); },
-                         scale, bias, eps, y + r * y_stride, row, ep);
+      for_lanes(cols, [&](i64 c, auto lanes) {
+        added.fetch_next(c);
+        store(kept + c, added(c, lanes), lanes);
+      });
+      normalize_row<Rms>(cols, OneRow<TSum>{kept, 0}, scale, bias, eps, out, row, ep);
     }
   });
 }
@@ -201,7 +229,9 @@ inline bool finish_group_statistics(const GroupWorkspace& ws, i64 batch, i64 blo
   return again;
 }
 
-// Sums over `pixels` rows of channels, one row every `stride`; at most 256 pixels go into a float sum.
+// Sums over `pixels` rows of channels, one row every `stride`; at most 256 pixels go into a float sum. Pixels are taken in
+// tiles that fit L1, a vector of channels down the whole tile, so that sums stay in registers; the next tile is on its
+// way meanwhile.
 template <class TX>
 inline void group_sums_nhwc(const TX* x, i64 stride, i64 pixels, i64 channels, i64 groups, const float* shift,
                             GroupSums* out) {
@@ -210,35 +240,48 @@ inline void group_sums_nhwc(const TX* x, i64 stride, i64 pixels, i64 channels, i
   const i64 width = channels / groups;
   for (i64 g = 0; g < groups; ++g) out[g] = {0, 0};
   for (i64 c0 = 0; c0 < channels; c0 += chunk) {
-    const i64 n = min(chunk, channels - c0);
-    for (i64 c = 0; c < n; ++c) k[c] = shift[(c0 + c) / width];
+    const i64 n = min(chunk, channels - c0), tile = min<i64>(64, max<i64>(8, 4096 / n));
+    for (i64 c = 0, g = c0 / width, end = (g + 1) * width - c0; c < n; ++c) {  // k per channel, without a division each
+      if (c == end) ++g, end += width;
+      k[c] = shift[g];
+    }
     for (i64 p0 = 0; p0 < pixels; p0 += 256) {
       const i64 p1 = min(pixels, p0 + 256);
       memset(s, 0, static_cast<size_t>(n) * sizeof(float));
       memset(q, 0, static_cast<size_t>(n) * sizeof(float));
-      i64 p = p0;
-      for (; p + 4 <= p1; p += 4) {
-        const TX* row = x + p * stride + c0;
+      for (i64 p = p0; p < p1; p += tile) {
+        const TX* rows = x + p * stride + c0;
+        const i64 count = min(tile, p1 - p);
         for_lanes(n, [&](i64 c, auto lanes) {
           const F kc = load(k + c, lanes);
-          const F v0 = load(row + c, lanes) - kc, v1 = load(row + stride + c, lanes) - kc;
-          const F v2 = load(row + 2 * stride + c, lanes) - kc, v3 = load(row + 3 * stride + c, lanes) - kc;
-          store(s + c, load(static_cast<const float*>(s) + c, lanes) + ((v0 + v1) + (v2 + v3)), lanes);
-          store(q + c, load(static_cast<const float*>(q) + c, lanes) + ((v0 * v0 + v1 * v1) + (v2 * v2 + v3 * v3)), lanes);
+          F s0{}, s1{}, q0{}, q1{};
+          i64 i = 0;
+          for (; i + 2 <= count; i += 2) {
+            __builtin_prefetch(rows + (tile + i) * stride + c);
+            __builtin_prefetch(rows + (tile + i + 1) * stride + c);
+            const F v0 = load(rows + i * stride + c, lanes) - kc, v1 = load(rows + (i + 1) * stride + c, lanes) - kc;
+            s0 += v0;
+            s1 += v1;
+            q0 += v0 * v0;
+            q1 += v1 * v1;
+          }
+          if (i < count) {
+            const F v = load(rows + i * stride + c, lanes) - kc;
+            s0 += v;
+            q0 += v * v;
+          }
+          store(s + c, load(static_cast<const float*>(s) + c, lanes) + (s0 + s1), lanes);
+          store(q + c, load(static_cast<const float*>(q) + c, lanes) + (q0 + q1), lanes);
         });
       }
-      for (; p < p1; ++p) {
-        const TX* row = x + p * stride + c0;
-        for_lanes(n, [&](i64 c, auto lanes) {
-          const F v = load(row + c, lanes) - load(k + c, lanes);
-          store(s + c, load(static_cast<const float*>(s) + c, lanes) + v, lanes);
-          store(q + c, load(static_cast<const float*>(q) + c, lanes) + v * v, lanes);
-        });
-      }
-      for (i64 c = 0; c < n; ++c) {
-        GroupSums& g = out[(c0 + c) / width];
-        g.sum += static_cast<double>(s[c]);
-        g.squares += static_cast<double>(q[c]);
+      for (i64 c = 0, g = c0 / width; c < n; ++g) {
+        GroupSums total{0, 0};
+        for (const i64 end = min(n, (g + 1) * width - c0); c < end; ++c) {
+          total.sum += static_cast<double>(s[c]);
+          total.squares += static_cast<double>(q[c]);
+        }
+        out[g].sum += total.sum;
+        out[g].squares += total.squares;
       }
     }
   }

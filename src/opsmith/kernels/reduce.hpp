@@ -139,18 +139,37 @@ inline double reduce_run(const T* x, i64 n, float shift) {
   return total;
 }
 
-// Lanes along inner, one vector of positions; 256 steps of the axis at a time, so that sums stay short.
-template <class Op, bool Exp, class T, class Lanes>
-OPSMITH_INLINE F reduce_column(const T* x, i64 axis, i64 inner, F shift, Lanes lanes) {
+// A band of up to kBand inner positions, its results in `total`: memory is read row by row, as it lies. 256 steps of the
+// axis go into one partial result, so that sums stay short.
+inline constexpr i64 kBand = 512;
+
+template <class Op, bool Exp, class T>
+inline void reduce_band(const T* x, i64 axis, i64 inner, i64 width, const float* shift, float* total) {
+  alignas(64) float part[kBand];
   const F start = all<F>(static_cast<float>(Op::start));
-  F total = start;
+  for_lanes(width, [&](i64 c, auto lanes) { store(total + c, start, lanes); });
   for (i64 a0 = 0; a0 < axis; a0 += 256) {
-    F part = start;
-    for (i64 a = a0; a < min(axis, a0 + 256); ++a)
-      part = Op::merge(part, mapped<Op, Exp>(load(x + a * inner, lanes), shift));
-    total = Op::merge(total, part);
+    for_lanes(width, [&](i64 c, auto lanes) { store(part + c, start, lanes); });
+    const i64 end = min(axis, a0 + 256);
+    i64 a = a0;
+    for (; a + 2 <= end; a += 2) {
+      const T* row = x + a * inner;
+      for_lanes(width, [&](i64 c, auto lanes) {
+        const F s = Exp ? load(shift + c, lanes) : F{};
+        const F pair = Op::merge(mapped<Op, Exp>(load(row + c, lanes), s), mapped<Op, Exp>(load(row + inner + c, lanes), s));
+        store(part + c, Op::merge(load(static_cast<const float*>(part) + c, lanes), pair), lanes);
+      });
+    }
+    if (a < end)
+      for_lanes(width, [&](i64 c, auto lanes) {
+        const F v = mapped<Op, Exp>(load(x + a * inner + c, lanes), Exp ? load(shift + c, lanes) : F{});
+        store(part + c, Op::merge(load(static_cast<const float*>(part) + c, lanes), v), lanes);
+      });
+    for_lanes(width, [&](i64 c, auto lanes) {
+      const F merged = Op::merge(load(static_cast<const float*>(total) + c, lanes), load(static_cast<const float*>(part) + c, lanes));
+      store(total + c, merged, lanes);
+    });
   }
-  return total;
 }
 
 OPSMITH_INLINE float finite_or_zero(float m) { return abs(m) < kInfinity ? m : 0.0f; }  // also for NaN
@@ -197,27 +216,23 @@ inline void reduce_floats(const Pool& pool, i64 outer, i64 axis, i64 inner, cons
     });
     return;
   }
-  const i64 columns = ceil_div(inner, W);
-  pool.parallel_ranges(outer * columns, kReduceGrain / max<i64>(axis * W, 1), [&](i64 begin, i64 end) {
+  const i64 bands = ceil_div(inner, kBand);
+  pool.parallel_ranges(outer * bands, kReduceGrain / max<i64>(axis * min(inner, kBand), 1), [&](i64 begin, i64 end) {
+    alignas(64) float total[kBand];
     for (i64 i = begin; i < end; ++i) {
-      const i64 o = i / columns, c = i % columns * W, count = min(W, inner - c);
-      const T* in = x + o * axis * inner + c;
-      F r;
-      auto work = [&](auto lanes) {
-        if constexpr (__is_same(Op, op::LogSumExp)) {
-          F m = reduce_column<op::Max, false>(in, axis, inner, F{}, lanes);
-          m = select(abs(m) < kInfinity, m, F{});
-          r = m + log(reduce_column<op::Sum, true>(in, axis, inner, m, lanes));
-        } else {
-          r = reduce_column<Op, false>(in, axis, inner, F{}, lanes);
-          for (i64 l = 0; l < count; ++l) r[l] = static_cast<float>(Op::finish(static_cast<double>(r[l]), axis));
-        }
-      };
-      if (count == W)
-        work(Full{});
-      else
-        work(Tail{count});
-      for (i64 l = 0; l < count; ++l) y[o * inner + c + l] = from_float<TY>(r[l]);
+      const i64 o = i / bands, c0 = i % bands * kBand, width = min(kBand, inner - c0);
+      const T* in = x + o * axis * inner + c0;
+      TY* out = y + o * inner + c0;
+      if constexpr (__is_same(Op, op::LogSumExp)) {
+        alignas(64) float shift[kBand];
+        reduce_band<op::Max, false>(in, axis, inner, width, nullptr, shift);
+        for (i64 c = 0; c < width; ++c) shift[c] = finite_or_zero(shift[c]);
+        reduce_band<op::Sum, true>(in, axis, inner, width, shift, total);
+        for (i64 c = 0; c < width; ++c) out[c] = from_float<TY>(shift[c] + log(total[c]));
+      } else {
+        reduce_band<Op, false>(in, axis, inner, width, nullptr, total);
+        for (i64 c = 0; c < width; ++c) out[c] = stored(Op::finish(static_cast<double>(total[c]), axis));
+      }
     }
   });
 }

@@ -83,10 +83,12 @@ inline float online_exp_sum(const T* x, i64 n, float& m) {
 }
 
 template <bool Log, class TX, class TY>
-inline void softmax_row(const TX* x, i64 cols, TY* y) {
+inline void softmax_row(const TX* x, i64 cols, TY* y, i64 x_stride) {
   if (!Log && cols <= kSoftmaxBuffer) {
     alignas(64) float e[kSoftmaxBuffer];
-    const float r = 1.0f / exp_sum(x, cols, row_max(x, cols), e);
+    const float m = row_max(x, cols);
+    for (i64 i = 0; i < cols; i += 64 / i64(sizeof(TX))) __builtin_prefetch(x + x_stride + i);  // the next row
+    const float r = 1.0f / exp_sum(x, cols, m, e);
     for_lanes(cols, [&](i64 i, auto lanes) { store(y + i, load(e + i, lanes) * r, lanes); });
     return;
   }
@@ -133,7 +135,7 @@ OPSMITH_INLINE void softmax_column(const TX* x, i64 axis, i64 inner, TY* y, Lane
 template <bool Log, class TX, class TY>
 inline void softmax_rows(const Pool& pool, i64 rows, i64 cols, const TX* x, i64 x_stride, TY* y, i64 y_stride) {
   pool.parallel_ranges(rows, kSoftmaxGrain / max<i64>(cols, 1), [&](i64 begin, i64 end) {
-    for (i64 r = begin; r < end; ++r) softmax_row<Log>(x + r * x_stride, cols, y + r * y_stride);
+    for (i64 r = begin; r < end; ++r) softmax_row<Log>(x + r * x_stride, cols, y + r * y_stride, x_stride);
   });
 }
 
