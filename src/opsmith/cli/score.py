@@ -52,3 +52,48 @@ def text_command(
         markdown.write_text(scoring.markdown(rows), encoding="utf-8")
     if csv is not None:
         csv.write_text(scoring.csv_text(rows), encoding="utf-8")
+
+
+@app.command("pictures")
+def pictures_command(
+    variants: Annotated[list[str], typer.Argument(help="Variants of the UNet; the first is the reference.")],
+    model: Annotated[
+        Path | None, typer.Option("--model", "-m", help="A pipeline folder; the starter's by default.")
+    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", help="May be repeated.")] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Pictures per prompt, with seeds from 0 up.")] = 2,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Denoising steps.")] = 25,
+    guidance: Annotated[float | None, typer.Option("--guidance", help="7.5, starter 4.")] = None,
+    clip: Annotated[Path | None, typer.Option("--clip", help="An exported CLIP; the starter's by default.")] = None,
+    sheet: Annotated[Path | None, typer.Option("--sheet", help="Write all pictures as one PNG.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
+) -> None:
+    """CLIP score of pictures, and their distance from the first variant's pictures of the same seeds."""
+    from opsmith import starter
+    from opsmith.measure import score_pictures as scoring
+    from opsmith.pipelines import pictures
+
+    if sheet is not None and sheet.suffix.lower() != ".png":
+        raise OpsmithError(f"{sheet} does not end in .png")
+    rows = scoring.score_pictures(
+        model or starter.folder("pictures"),
+        variants,
+        prompt or ["a red apple", "a cat on a blue background", "a green frog beside a castle"],
+        seeds=range(seeds),
+        steps=steps,
+        guidance=guidance if guidance is not None else (4.0 if model is None else 7.5),
+        clip=clip,
+        threads=threads,
+    )
+    table = console.table("variant", ">CLIP", ">PSNR", ">SSIM", ">feature distance", ">s/step", ">s/picture", ">size")
+    for row in rows:
+        far = ["", "", ""]
+        if row.psnr is not None:
+            far = ["same" if row.psnr >= 100 else f"{row.psnr:.1f} dB", f"{row.ssim:.4f}", f"{row.distance:.4f}"]
+        table.add_row(
+            console.escape(row.variant), f"{row.clip:.1f}", *far,
+            f"{row.step_seconds:.3f}", f"{row.picture_seconds:.2f}", console.bytes_text(row.bytes),
+        )  # fmt: skip
+    console.show(table)
+    if sheet is not None:
+        console.say(str(pictures.save(scoring.contact_sheet(rows), sheet, {"variants": list(variants), "steps": steps})))
