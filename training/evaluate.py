@@ -1,4 +1,4 @@
-"""Measure the shipped ONNX models on held-out combinations: python -m training.evaluate [pictures vae masks clip writer]
+"""Measure the shipped ONNX models on held-out combinations: python -m training.evaluate [judge pictures sheets vae masks clip writer]
 
 Everything runs on the variants in src/opsmith/starter through ONNX Runtime; only the judge is a torch model. Seeds are
 fixed. Writes training/figures.json and the sheets in docs/pictures/.
@@ -23,6 +23,7 @@ import opsmith.starter
 from opsmith import store
 from opsmith.starter.vocabulary import BACKGROUNDS, PLAIN
 from training import tokens, world
+from training.latents import CHUNK
 from training.paths import folder
 from training.train_judge import Judge, as_tensor, disturb, labels
 from training.train_masks import MEAN, STD
@@ -30,7 +31,7 @@ from training.train_pictures import scheduler
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
-STEPS, GUIDANCE = 25, 4.0
+STEPS, GUIDANCE = 25, 3.0
 
 
 def session(name: str, component: str = "") -> onnxruntime.InferenceSession:
@@ -145,7 +146,6 @@ def evaluate_pictures(number: int) -> dict:
                 ),
             }
             print(kind, label, figures[f"{kind}, {label}"], flush=True)
-    write_sheets(painter)
     return figures
 
 
@@ -165,15 +165,17 @@ def captioned(pictures: np.ndarray, captions: list[str], columns: int, path: Pat
     page.quantize(200).save(path, optimize=True)
 
 
-def write_sheets(painter: Painter) -> None:
+def evaluate_sheets() -> dict:
     """36 unpicked held-out prompts, and the nearest training scenes of the first 12 pictures."""
+    painter = Painter()
     captions = held_out_prompts(36, None, 36)[1]
     pictures = painter.paint(captions, 36)
     captioned(pictures, captions, 6, PICTURES / "starter_held_out.png")
     small = as_tensor(pictures[:12])
     small = torch.nn.functional.avg_pool2d(small, 4).flatten(1)
     best, who = torch.full((12,), np.inf), [0] * 12
-    for start in range(0, 30000, 500):  # every scene of the training set of the latents
+    trained = CHUNK * len(list(folder("latents").glob("latents_*.npy")))
+    for start in range(0, trained, 500):  # every scene that the UNet was trained on
         scenes = np.stack([world.sample(seed).picture for seed in range(start, start + 500)])
         distances = torch.cdist(small, torch.nn.functional.avg_pool2d(as_tensor(scenes), 4).flatten(1))
         values, rows = distances.min(1)
@@ -185,6 +187,7 @@ def write_sheets(painter: Painter) -> None:
         pairs += [pictures[i], near.picture]
         texts += ["made: " + captions[i], "nearest training scene: " + near.caption]
     captioned(np.stack(pairs), texts, 6, PICTURES / "starter_nearest.png", zoom=2)
+    return {"training scenes compared": trained}
 
 
 # ---------------------------------------------------------------- the other models
@@ -248,9 +251,9 @@ def evaluate_clip(rounds: int = 20) -> dict:
     }
 
 
-def write_prompts(keyword: str, number: int, seed: int) -> list[str]:
-    """`number` continuations of the keyword, sampled at temperature 1 from the whole distribution."""
-    model, words = session("writer"), tokenizer("writer")
+def write_prompts(model, keyword: str, number: int, seed: int, temperature: float) -> list[str]:
+    """`number` continuations of the keyword, sampled from the whole distribution."""
+    words = tokenizer("writer")
     end, rng = words.token_to_id(tokens.END), np.random.default_rng(seed)
     ids = np.repeat([words.encode(opsmith.starter.writer_prompt(keyword)).ids], number, 0).astype(np.int64)
     begun = ids.shape[1]
@@ -264,7 +267,7 @@ def write_prompts(keyword: str, number: int, seed: int) -> list[str]:
         positions = np.tile(np.arange(ids.shape[1]), (number, 1))
         feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": positions, **empty}
         logits = model.run(["logits"], {i.name: feeds[i.name] for i in model.get_inputs()})[0][:, -1]
-        chosen = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+        chosen = (logits / temperature + rng.gumbel(size=logits.shape)).argmax(1)
         ids = np.concatenate([ids, chosen[:, None]], 1)
     texts = []
     for row in ids[:, begun:].tolist():
@@ -274,20 +277,24 @@ def write_prompts(keyword: str, number: int, seed: int) -> list[str]:
 
 
 def evaluate_writer(each: int = 10) -> dict:
+    model = session("writer")
+    default = json.loads((opsmith.starter.folder("writer") / "generation_config.json").read_text())["temperature"]
     keywords = [*world.NAMES, "night", "sea", "sky", "grass", "red", "purple"]
-    holds = parses = total = 0
-    for i, keyword in enumerate(keywords):
-        for text in write_prompts(keyword, each, i):
-            holds += keyword in text.replace(",", "").split()
-            parses += world.parse_caption(text) is not None
-            total += 1
-    distinct = len(set(write_prompts("frog", 100, 77)))
-    return {
-        "prompts": total,
-        "keyword in prompt": round(holds / total, 3),
-        "parses as a caption": round(parses / total, 3),
-        "distinct of 100 for one keyword": distinct,
-    }
+    figures = {}
+    for temperature in (default, 1.0):
+        holds = parses = total = 0
+        for i, keyword in enumerate(keywords):
+            for text in write_prompts(model, keyword, each, i, temperature):
+                holds += keyword in text.replace(",", "").split()
+                parses += world.parse_caption(text) is not None
+                total += 1
+        figures[f"temperature {temperature}"] = {
+            "prompts": total,
+            "keyword in prompt": round(holds / total, 3),
+            "parses as a caption": round(parses / total, 3),
+            "distinct of 100 for one keyword": len(set(write_prompts(model, "frog", 100, 77, temperature))),
+        }
+    return figures
 
 
 def evaluate_judge(number: int = 500) -> dict:
@@ -310,7 +317,7 @@ def evaluate_judge(number: int = 500) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=["judge", "pictures", "vae", "masks", "clip", "writer"])
+    parser.add_argument("names", nargs="*", default=["judge", "pictures", "sheets", "vae", "masks", "clip", "writer"])
     parser.add_argument("--number", type=int, default=200, help="generated pictures of each kind")
     options = parser.parse_args()
     torch.set_num_threads(2)

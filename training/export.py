@@ -27,6 +27,7 @@ from training.train_pictures import scheduler
 
 PACKAGE = Path(opsmith.__file__).parent / "starter"
 NAMES = ("pictures", "writer", "masks", "clip")
+WRITER_TEMPERATURE = 0.8  # in generation_config.json: a little surer than what it learnt, still varied
 SMALLEST = 1024  # tensors with fewer elements stay float32: they cost nothing, and norms are sensitive
 
 
@@ -109,6 +110,7 @@ def write_pictures(to: Path) -> None:
 def write_writer(to: Path) -> None:
     model = models.writer(write_tokenizer(to, "gpt2"))
     model.load_state_dict(weights("writer", "writer"))
+    model.generation_config.update(do_sample=True, temperature=WRITER_TEMPERATURE, max_new_tokens=34)
     model.save_pretrained(to)
 
 

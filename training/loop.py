@@ -47,18 +47,14 @@ class Loop:
         if not path.exists():
             return
         saved = torch.load(path, weights_only=False)
-        for key, module in self.modules.items():
-            module.load_state_dict(saved["modules"][key])
+        for key in self.modules.keys() & saved["modules"].keys():  # a module may be newer than the checkpoint
+            self.modules[key].load_state_dict(saved["modules"][key])
         try:
             self.optimizer.load_state_dict(saved["optimizer"])
         except ValueError as error:  # another optimizer or other groups: the weights are worth keeping all the same
             print(f"{self.name}: the optimizer starts anew ({error})", flush=True)
-        self.ema, self.step, self.seconds, self.history = (
-            saved["ema"],
-            saved["step"],
-            saved["seconds"],
-            saved["history"],
-        )
+        self.ema |= saved["ema"]
+        self.step, self.seconds, self.history = saved["step"], saved["seconds"], saved["history"]
         print(f"{self.name}: resumed at step {self.step}", flush=True)
 
     def save(self) -> None:

@@ -38,10 +38,10 @@ def question(scene: world.Scene, masks: np.ndarray, rng: np.random.Generator) ->
     return world.noun_phrase(thing, rng), masks[index]
 
 
-def batch(step: int, tokenizer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """pictures [32, 3, 96, 96], ids [32, 32], masks [32, 96, 96]"""
+def batch(step: int, tokenizer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """pictures [32, 3, 96, 96], ids [32, 32], masks [32, 96, 96], thing of every patch [32, 144]"""
     rng = fresh(step, 11)
-    pictures, words, masks = [], [], []
+    pictures, words, masks, patches = [], [], [], []
     for _ in range(BATCH):
         scene = world.sample_scene(rng)
         picture, all_masks = world.render(scene, rng, free=rng.random() < 0.5)
@@ -49,8 +49,18 @@ def batch(step: int, tokenizer) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
         pictures.append(picture)
         words.append(word)
         masks.append(mask)
+        patches.append(patch_labels(scene, all_masks))
     ids = torch.from_numpy(tokens.encode(tokenizer, words))
-    return normalise(np.stack(pictures)), ids, torch.from_numpy(np.stack(masks)).float()
+    wanted = torch.from_numpy(np.stack(masks)).float()
+    return normalise(np.stack(pictures)), ids, wanted, torch.from_numpy(np.stack(patches))
+
+
+def patch_labels(scene: world.Scene, masks: np.ndarray) -> np.ndarray:
+    """Which thing covers most of each patch, 40 for none: int64 [144]"""
+    cells = world.SIDE // models.PATCH
+    shares = masks.reshape(len(masks), cells, models.PATCH, cells, models.PATCH).mean((2, 4)).reshape(len(masks), -1)
+    numbers = np.array([world.NAMES.index(thing.name) for thing in scene.things])
+    return np.where(shares.max(0) > 0.25, numbers[shares.argmax(0)], len(world.NAMES))
 
 
 def enlarge(logits: torch.Tensor) -> torch.Tensor:
@@ -71,20 +81,27 @@ def main() -> None:
     tokenizer = tokens.load()
     model = models.clipseg(tokenizer.get_vocab_size())
     model.clip.logit_scale.requires_grad_(False)
-    loop = Loop("masks", {"masks": model}, lr=2e-3, ema=0.998)
+    # Without help the model learns to find things, but not which: it marks all of them. This head, used in training only,
+    # asks the vision encoder at every patch what it sees.
+    head = torch.nn.Linear(model.config.vision_config.hidden_size, len(world.NAMES) + 1)
+    rarity = torch.ones(len(world.NAMES) + 1)
+    rarity[-1] = 0.1  # most patches are background
+    loop = Loop("masks", {"masks": model, "head": head}, lr=1.5e-3, ema=0.998)
 
     def step(number: int) -> dict[str, torch.Tensor]:
-        pictures, ids, masks = batch(number, tokenizer)
+        pictures, ids, masks, patches = batch(number, tokenizer)
         with torch.autocast("cpu", torch.bfloat16):
-            logits = model(input_ids=ids[:, :12], pixel_values=pictures).logits  # words are short: 12 tokens
-        logits = enlarge(logits.float())
+            out = model(input_ids=ids[:, :12], pixel_values=pictures)  # words are short: 12 tokens
+            seen = head(out.vision_model_output.last_hidden_state[:, 1:])  # [32, 144, 41]
+        logits = enlarge(out.logits.float())
+        naming = F.cross_entropy(seen.float().transpose(1, 2), patches, rarity)
         shares = torch.sigmoid(logits)
         overlap = 2 * (shares * masks).sum((1, 2)) + 1
         dice = 1 - (overlap / (shares.sum((1, 2)) + masks.sum((1, 2)) + 1)).mean()
-        loss = F.binary_cross_entropy_with_logits(logits, masks) + 0.3 * dice
-        return {"loss": loss, "iou": iou(logits, masks)}
+        loss = F.binary_cross_entropy_with_logits(logits, masks) + 0.3 * dice + 0.3 * naming
+        return {"loss": loss, "iou": iou(logits, masks), "naming": naming}
 
-    loop.run(step, options.minutes, warmup=300)
+    loop.run(step, options.minutes, warmup=80)
 
 
 if __name__ == "__main__":

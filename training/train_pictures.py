@@ -38,7 +38,7 @@ def main() -> None:
     tokenizer = tokens.load()
     unet, text = models.unet(), models.text_encoder(tokenizer.get_vocab_size())
     unet.set_attn_processor(AttnProcessor())  # on so few positions a third faster than the fused attention
-    loop = Loop("pictures", {"unet": unet, "text": text}, lr=2.5e-3, ema=0.999)
+    loop = Loop("pictures", {"unet": unet, "text": text}, lr=2e-3, ema=0.999)
     print(
         "parameters", sum(p.numel() for p in unet.parameters()), sum(p.numel() for p in text.parameters()), flush=True
     )
