@@ -96,4 +96,6 @@ def pictures_command(
         )  # fmt: skip
     console.show(table)
     if sheet is not None:
-        console.say(str(pictures.save(scoring.contact_sheet(rows), sheet, {"variants": list(variants), "steps": steps})))
+        console.say(
+            str(pictures.save(scoring.contact_sheet(rows), sheet, {"variants": list(variants), "steps": steps}))
+        )
