@@ -1,8 +1,8 @@
 """Muon for matrices and convolution kernels, AdamW for everything else, in one optimizer.
 
 Muon (Keller Jordan, 2024) replaces a momentum matrix M = U S V^T by U V^T, found by a few Newton-Schulz iterations
-that need only matrix products. Per step it costs about a tenth of a forward and backward pass here and needs far fewer
-steps than AdamW. The update is scaled to AdamW's size (0.2 sqrt(max(rows, columns)), Liu et al. 2025), so that one learning
+that need only matrix products. For the UNet at batch 32 it was 0.2 of 0.66 core-seconds per step (five iterations; four
+are used). In one look at 50 steps of the VAE it was ahead of AdamW (loss 0.291 against 0.315). The update is scaled to AdamW's size (0.2 sqrt(max(rows, columns)), Liu et al. 2025), so that one learning
 rate serves both.
 """
 

@@ -81,7 +81,7 @@ def main() -> None:
     tokenizer = tokens.load()
     model = models.clipseg(tokenizer.get_vocab_size())
     model.clip.logit_scale.requires_grad_(False)
-    # Without help the model learns to find things, but not which: it marks all of them. This head, used in training only,
+    # Without help the IoU stood still, as if the model found things but not which. This head, used in training only,
     # asks the vision encoder at every patch what it sees.
     head = torch.nn.Linear(model.config.vision_config.hidden_size, len(world.NAMES) + 1)
     rarity = torch.ones(len(world.NAMES) + 1)
