@@ -430,6 +430,8 @@ def _integer(op: str, x: list[Dim]) -> Dim | None:
         gap = (x[0] - x[1]).value
         if gap is not None:
             return Dim({(): int(_COMPARE[op][1](gap))})
+        if op == "Equal" and _never_zero(x[0] - x[1]):
+            return Dim({(): 0})
         return _call(_COMPARE[op][0], x)
     if op in ("Not", "And", "Or"):
         values = [v.value for v in x]
@@ -440,6 +442,12 @@ def _integer(op: str, x: list[Dim]) -> Dim | None:
     if op == "Mod" and x[1].value:
         return _call("modulo<i64>", x) if x[0].value is None else Dim({(): x[0].value % x[1].value})
     return None
+
+
+def _never_zero(gap: Dim) -> bool:
+    """A size is never negative, so `batch + 1` is never 0: exporters ask whether a size equals -1."""
+    sizes_only = all("[" not in a and "to_integer" not in a for a in gap.atoms())
+    return sizes_only and gap.terms.get((), 0) != 0 and len({c > 0 for c in gap.terms.values()}) == 1
 
 
 _COMPARE: dict[str, tuple[str, Callable[[int], bool]]] = {
