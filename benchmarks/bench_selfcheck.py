@@ -1,6 +1,6 @@
 """Can `opsmith bench` be trusted? Two checks, to be run on a machine that is otherwise idle (about 15 minutes).
 
-    python benchmarks/bench_selfcheck.py [--runs 20] [--json FILE]
+    python benchmarks/bench_selfcheck.py [--runs 20] [--seconds 10] [--json FILE]
 
 1. Two identical copies of a model: the interval of the ratio must contain 1.0 in 19 of 20 runs.
 2. A planted slow-down of 5 % (21 equal layers instead of 20): the interval must lie above 1.0 in 19 of 20 runs.
@@ -49,6 +49,7 @@ def chain(layers: int) -> onnx.ModelProto:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=10.0, help="time to spend on each comparison")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
@@ -63,7 +64,13 @@ def main() -> int:
                 pair = [Path(folder) / "chain" / "first", Path(folder) / "chain" / other]
                 # The slower model computes something else, on purpose: only its time matters here.
                 result = opsmith.bench(
-                    pair, shapes={"batch": BATCH}, seed=run, threads=options.threads, rtol=1e9, atol=1e9
+                    pair,
+                    seconds=options.seconds,
+                    shapes={"batch": BATCH},
+                    seed=run,
+                    threads=options.threads,
+                    rtol=1e9,
+                    atol=1e9,
                 )
                 entry = result.entries[1]
                 ratio = entry.ratio
