@@ -34,17 +34,12 @@ def save(image: Image.Image, path: str | os.PathLike[str], settings: Mapping[str
     target = Path(path)
     if target.suffix.lower() != ".png":
         raise OpsmithError(f"{target} does not end in .png", "pictures are written as PNG, which holds their settings")
-    notes = PngImagePlugin.PngInfo()
-    notes.add_text("Software", "opsmith")
-    if settings.get("prompt"):
-        notes.add_text("Description", str(settings["prompt"]))
-    notes.add_text(KEY, json.dumps(settings, ensure_ascii=True, default=str))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
             with os.fdopen(handle, "wb") as file:
-                image.save(file, "PNG", pnginfo=notes)
+                image.save(file, "PNG", pnginfo=notes(settings))
             Path(temporary).chmod(0o644)
             Path(temporary).replace(target)
         except BaseException:
@@ -53,6 +48,16 @@ def save(image: Image.Image, path: str | os.PathLike[str], settings: Mapping[str
     except OSError as error:
         raise OpsmithError(f"{target} cannot be written: {error.strerror or error}") from error
     return target
+
+
+def notes(settings: Mapping[str, Any]) -> PngImagePlugin.PngInfo:
+    """PNG text entries that hold SETTINGS."""
+    made = PngImagePlugin.PngInfo()
+    made.add_text("Software", "opsmith")
+    if settings.get("prompt"):
+        made.add_text("Description", str(settings["prompt"]))
+    made.add_text(KEY, json.dumps(settings, ensure_ascii=True, default=str))
+    return made
 
 
 def settings_of(path: str | os.PathLike[str]) -> dict[str, Any]:

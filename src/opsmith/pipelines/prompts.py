@@ -57,6 +57,7 @@ def write_prompts(
     seed: int = 0,
     style: Style | None = None,
     on_text: Callable[[int, str], None] | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> list[str]:
     """N different prompts with the keyword in them. What the model leaves it out of is asked again with another seed."""
     keyword = " ".join(keyword.split())
@@ -72,13 +73,14 @@ def write_prompts(
         )
         stream = on_text if attempt == 0 else None
         texts = generator.generate(
-            prompt, n=n, max_new_tokens=style.max_new_tokens, sampling=sampling, stop=style.stop, on_text=stream
-        )
+            prompt, n=n, max_new_tokens=style.max_new_tokens, sampling=sampling, stop=style.stop, on_text=stream,
+            cancelled=cancelled,
+        )  # fmt: skip
         for text in (" ".join(t.text.split()) for t in texts):
             target = found if contains(text, keyword) else spare
             if text and text not in target:
                 target.append(text)
-        if len(found) >= n:
+        if len(found) >= n or cancelled():
             return found[:n]
     return [*found, *(f"{keyword}, {text}" for text in spare)][:n]
 
