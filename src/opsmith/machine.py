@@ -23,6 +23,13 @@ def cpu_name() -> str:
     return info.get("model name") or info.get("CPU part") or platform.processor() or platform.machine()
 
 
+def cpu_model() -> str:
+    """The name with family, model and stepping: clouds give many CPUs one name."""
+    info = _cpuinfo()
+    numbers = [info[k] for k in ("cpu family", "model", "stepping", "CPU variant", "CPU revision") if k in info]
+    return f"{cpu_name()} ({'/'.join(numbers)})" if numbers else cpu_name()
+
+
 # The features that the kernels use, as /proc/cpuinfo spells them. A compiled library needs those of the
 # machine it was built on.
 _USED = (

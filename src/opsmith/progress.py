@@ -1,4 +1,4 @@
-"""Progress of long steps: a bar with elapsed time on a terminal, nothing at all elsewhere.
+"""Progress of long steps: a bar with elapsed time and an estimate of what is left on a terminal, nothing at all elsewhere.
 
 with progress.task("compiling", total=12) as step:
     step("kernel 1 of 12")
@@ -32,9 +32,11 @@ def task(title: str, total: int | None = None) -> Iterator[Callable[..., None]]:
         yield step
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
+    if total is not None and total > 1:
+        columns += [TextColumn("left"), TimeRemainingColumn()]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         identity = bar.add_task(title, total=total)
 

@@ -181,3 +181,16 @@ def test_writing_replaces_the_old_page_whole(made, tmp_path):
     write(made[1], tmp_path / "report.html")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "report.json"]
     assert "old" not in (tmp_path / "report.html").read_text()[:10]
+
+
+def test_tuned_kernels_are_in_the_page() -> None:
+    from opsmith.measure.report.page import _tuned
+
+    choice = {
+        "kernel": "conv", "sizes": "batch=1 <b>", "calls": 3, "analytical": "conv2d", "chosen": "conv2d_winograd4 24x3",
+        "us_before": 40.0, "us_after": 10.0,
+    }  # fmt: skip
+    tuned = {"search": 2, "threads": 2, "calls_changed": 3, "ms_before": 0.12, "ms_after": 0.03, "choices": [choice]}
+    text = _tuned(tuned, "tuned-0")
+    assert "conv2d_winograd4 24x3" in text and "batch=1 &lt;b&gt;" in text
+    assert "3 calls changed" in text and "0.03 ms instead of 0.12" in text

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import collections
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsmith.cli import console
 from opsmith.errors import OpsmithError
+
+if TYPE_CHECKING:
+    from opsmith.compile.tune import Tuning
 
 PANEL = "Road"
 ORDER = 40
@@ -25,7 +28,10 @@ def command(
         str,
         typer.Option("--regions", help="auto, all, whole, or names and globs of nodes or functions, comma-separated."),
     ] = "auto",
-    search: Annotated[int, typer.Option("--search", min=0, max=2, help="How much to tune: 0 none, 1 some, 2 all.")] = 0,
+    search: Annotated[
+        int | None,
+        typer.Option("--search", min=0, max=2, help="How much to tune: 0 none, 1 a little, 2 a lot.", show_default="0"),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="No algorithm that rounds differently (Winograd).")] = False,
     compiler: Annotated[
         str | None, typer.Option("--compiler", help="g++, clang++ or zig; found in this order.")
@@ -68,11 +74,21 @@ def command(
         for (op, why), count in counts.most_common():
             left.add_row(op, str(count), why)
         console.show(left)
+    if result.tuning is not None:
+        _say_tuning(result.tuning)
     if result.verified is not None:
         worst = max((o.max_abs for o in result.verified.worst), default=0.0)
         console.say(f"verified against the source: largest absolute error {worst:.1e}")
     if result.variant is not None:
         console.say(f"wrote {result.variant.folder}")
+
+
+def _say_tuning(tuning: Tuning) -> None:
+    stopped = " (stopped)" if tuning.stopped else ""
+    console.say(
+        f"tuned{stopped}: {tuning.measured} distinct kernel calls measured, {tuning.known} known before; {tuning.changed} calls changed, "
+        f"their kernels take {tuning.after * 1e3:.2f} ms instead of {tuning.before * 1e3:.2f}"
+    )
 
 
 def _number(value: float | None) -> str:

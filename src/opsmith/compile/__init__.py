@@ -12,17 +12,18 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from opsmith import machine, progress, store
-from opsmith.compile import keep
+from opsmith import machine, progress, settings, store
+from opsmith.compile import keep, tune
 from opsmith.compile.build import Compiler, build, find_compiler
 from opsmith.compile.choose import EVERYTHING, chooser, original_names, structure
 from opsmith.compile.convert import Blob, replace_regions, save_converted, write_weights
 from opsmith.compile.emit import Source, emit_instances, emit_region, emit_registration
 from opsmith.compile.expand import expand
 from opsmith.compile.lower import Program, Target, lower_region
-from opsmith.compile.partition import Analysis, Region, analyse, make_regions, region_facts
+from opsmith.compile.partition import Analysis, Region, analyse, make_regions, plain_symbol, region_facts
 from opsmith.compile.plan import plan_memory
 from opsmith.compile.simplify import fix_dims, name_nodes, simplify
+from opsmith.compile.tune import Tuning
 from opsmith.compile.values import Unsupported
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.store import ModelLike, PathLike, Variant
@@ -50,6 +51,7 @@ class CompileResult:
     sources: list[Source] = dataclasses.field(default_factory=list)
     verified: Any = None  # VerifyResult
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # where compile's own time went
+    tuning: Tuning | None = None  # what was measured and chosen, with search 1 and 2
 
 
 @dataclasses.dataclass
@@ -67,7 +69,7 @@ def compile(
     dest: PathLike,
     *,
     regions: str = "auto",
-    search: int = 0,
+    search: int | None = None,
     strict: bool = False,
     shapes: Mapping[str, Sequence[int]] | None = None,
     verify: bool = True,
@@ -76,6 +78,7 @@ def compile(
     dry_run: bool = False,
 ) -> CompileResult:
     """Compile SRC into the variant folder DEST. docs/compile.md says what the options mean."""
+    search = settings.get(search=search).search
     options = {"regions": regions, "search": search, "strict": strict, **({"shapes": dict(shapes)} if shapes else {})}
     tool = None if emit_only or dry_run else find_compiler(compiler)
     slow: dict[str, str] = {}  # nodes of regions that were measured slower -> why; they stay with ORT in the next cut
@@ -90,7 +93,11 @@ def compile(
         clock.lap("rewrite")
         cut = partition(model, regions, Target(lanes(), strict), slow, source)
         clock.lap("lower")
-        result = summarize(cut, total, dropped, clock)
+        tuning = None
+        if search and tool:
+            cut, tuning = tuned(cut, src, Target(lanes(), strict), search, tool, regions, slow, source)
+            clock.lap("tune")
+        result = summarize(cut, total, dropped, clock, tuning)
         if dry_run:
             return result
         try:
@@ -218,6 +225,38 @@ def partition(
     return Cut(model, analysis, found, programs)
 
 
+def tuned(
+    cut: Cut,
+    src: ModelLike,
+    target: Target,
+    level: int,
+    tool: Compiler,
+    wanted: str,
+    slow: Mapping[str, str],
+    source: onnx.ModelProto,
+) -> tuple[Cut, Tuning]:
+    """Measure what the kernels of this cut could do better, and lower it again with what was found."""
+    with store.on_disk(src) as path:
+        sizes = typical_sizes(cut, keep.feed_for(path))
+    tuning = tune.tune(cut.programs, sizes, level=level, lanes=target.lanes, compiler=tool)
+    again = partition(cut.model, wanted, dataclasses.replace(target, tuned=tuning.outcomes), slow, source)
+    tune.record(tuning, cut.programs, again.programs)
+    return again, tuning
+
+
+def typical_sizes(cut: Cut, feed: keep.Feed) -> dict[str, int]:
+    """The dynamic dims as the model's test data has them."""
+    sizes: dict[str, int] = {}
+    for value in cut.model.graph.inputs:
+        array, facts = feed.get(value.name or ""), cut.analysis.facts.get(value)
+        if array is None or facts is None:
+            continue
+        for d, size in zip(facts.dims, array.shape):
+            if (name := plain_symbol(d)) is not None:
+                sizes.setdefault(name, size)
+    return sizes
+
+
 def _worthwhile(region: Region, analysis: Analysis, wanted: str) -> bool:
     """A region that only does shape arithmetic has nothing to run: it is compiled only if everything is."""
     if wanted in ("all", "whole"):
@@ -311,7 +350,9 @@ def apply_timings(
 # --- what is told about it ---
 
 
-def summarize(cut: Cut, total: int, dropped: list[RegionResult], clock: Clock) -> CompileResult:
+def summarize(
+    cut: Cut, total: int, dropped: list[RegionResult], clock: Clock, tuning: Tuning | None = None
+) -> CompileResult:
     rows = [
         RegionResult(r.name, [n.name or n.op_type for n in r.nodes], len(p.calls))
         for r, p in zip(cut.regions, cut.programs)
@@ -319,7 +360,7 @@ def summarize(cut: Cut, total: int, dropped: list[RegionResult], clock: Clock) -
     inside = {n for r in cut.regions for n in r.nodes}
     reasons = cut.analysis.reasons
     left = [(n.op_type, n.name or "", reasons.get(n, "not chosen")) for n in cut.model.graph if n not in inside]
-    return CompileResult(None, [*rows, *dropped], left, total, seconds=clock.seconds)
+    return CompileResult(None, [*rows, *dropped], left, total, seconds=clock.seconds, tuning=tuning)
 
 
 def record(
@@ -342,6 +383,7 @@ def record(
         "left_to_ort": counts,
         "algorithms": {n: notes.count(n) for n in sorted(set(notes))},
         "seconds": result.seconds,
+        **({"tuned": result.tuning.to_dict()} if result.tuning else {}),
     }
     if result.verified is not None:
         worst = result.verified.worst

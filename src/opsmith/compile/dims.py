@@ -8,7 +8,7 @@ reshape's `-1` is found by exact division. Everything else in the compiler treat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias, Union
 
 Monomial: TypeAlias = tuple[str, ...]  # sorted atoms, with repetition; () is the constant term
@@ -235,22 +235,22 @@ _FUNCTIONS: dict[str, object] = {
 }
 
 
-def estimate(value: DimLike) -> int:
-    """The size with typical numbers put in; 64 for what cannot be guessed."""
+def estimate(value: DimLike, sizes: Mapping[str, int] | None = None) -> int:
+    """The size with the given or else typical numbers put in; 64 for what cannot be guessed."""
     total = 0
     for monomial, coefficient in dim(value).terms.items():
         factor = coefficient
         for name in monomial:
-            factor *= _estimate_atom(name)
+            factor *= _estimate_atom(name, sizes or {})
         total += factor
     return total
 
 
-def _estimate_atom(text: str) -> int:
+def _estimate_atom(text: str, sizes: Mapping[str, int]) -> int:
     if text.isidentifier():
-        return typical(text)
+        return sizes[text] if text in sizes else typical(text)
     try:
-        found = eval(text.replace("<i64>", ""), {"__builtins__": {}}, _Guess(_FUNCTIONS))
+        found = eval(text.replace("<i64>", ""), {"__builtins__": {}}, _Guess({**_FUNCTIONS, **sizes}))
     except Exception:  # C++ that is not Python: a cast, an element of an input
         return 64
     return int(found) if isinstance(found, (int, float)) else 64

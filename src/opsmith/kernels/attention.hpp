@@ -36,6 +36,9 @@ struct AttentionShape {
   i64 o_batch, o_head, o_row;
   float scale;
   bool causal;  // query i sees keys j <= i + keys - queries
+  // what the tuner found, 0: the kernel decides
+  i64 most_keys = 0;    // of a block
+  i64 most_panels = 0;  // of a task
 };
 
 // Strides of the mask in elements, 0 where it is broadcast.
@@ -92,7 +95,8 @@ struct AttentionPlan {
   AttentionPlan(const AttentionShape& s, int threads, bool copied) {
     group = s.heads / max<i64>(s.kv_heads, 1);
     rows = group * s.queries;
-    key_block = min(kKeyBlock, round_up(ceil_div(s.keys, max<i64>(1, ceil_div(s.keys, kKeyBlock))), kTileRows));
+    const i64 most = s.most_keys > 0 ? s.most_keys : kKeyBlock;
+    key_block = min(most, round_up(ceil_div(s.keys, max<i64>(1, ceil_div(s.keys, most))), kTileRows));
     vectors = min<i64>(kTileVectors, max<i64>(1, ceil_div(rows, W)));
     const i64 size = s.head_size + s.value_size;
     auto floats = [&](i64 panels) {
@@ -112,7 +116,7 @@ struct AttentionPlan {
       task_rows = max<i64>(1, min(min(rows, kFewRows), (kScratch - kFewRows * key_block) / max<i64>(1, size)));
     } else {
       // several panels per task reuse a block of keys from cache, but 64 tasks come first
-      i64 panels = min(kMostPanels, s.batch * s.kv_heads * ceil_div(rows, vectors * W) / 64);
+      i64 panels = s.most_panels > 0 ? min(kMostPanels, s.most_panels) : min(kMostPanels, s.batch * s.kv_heads * ceil_div(rows, vectors * W) / 64);
       while (panels > 1 && floats(panels) > kScratch) --panels;
       task_rows = max<i64>(1, panels) * vectors * W;
     }

@@ -18,6 +18,7 @@ struct ConvShape {
   i64 pixel_stride = 0;      // floats from one pixel of x to the next; 0: channels
   i64 out_pixel_stride = 0;  // of y; 0: out_channels
   i64 upsample = 1;          // x is read as if every pixel were repeated this many times in both directions (nearest)
+  Blocking blocking = {};
 
   constexpr i64 x_stride() const { return pixel_stride ? pixel_stride : channels; }
   constexpr i64 y_stride() const { return out_pixel_stride ? out_pixel_stride : out_channels; }
@@ -88,11 +89,11 @@ void conv2d(const Pool& pool, const ConvShape& s, const float* x, const float* p
   if (M <= 0 || N <= 0) return;
   const bool is_gemm = s.taps() == 1 && s.groups == 1 && s.stride_h == 1 && s.stride_w == 1 && s.upsample == 1 &&
                        s.pad_top == 0 && s.pad_left == 0 && s.out_height == s.height && s.out_width == s.width;
-  if (is_gemm) return gemm(pool, M, N, K, x, s.x_stride(), packed, y, s.y_stride(), ep, image);
+  if (is_gemm) return gemm(pool, M, N, K, x, s.x_stride(), packed, y, s.y_stride(), ep, image, s.blocking);
 
   float* zeros = static_cast<float*>(workspace);
   memset(zeros, 0, static_cast<size_t>(channels) * sizeof(float));
-  const Tiling t = tile_work(pool, M, N, K);
+  const Tiling t = tile_work(pool, M, N, K, s.blocking);
   const i64 panels = panel_count(N);
   pool.parallel_for(s.groups * t.tasks(), [&](i64 task) {
     const i64 group = task / t.tasks(), part = task % t.tasks();

@@ -39,9 +39,9 @@ void gemm_block(i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end, i64 
 // row.outer (0: all of them).
 template <class TA, class TB, class TC, class Ep>
 void gemm(const Pool& pool, i64 M, i64 N, i64 K, const TA* A, i64 lda, const TB* packed, TC* C, i64 ldc, Ep ep,
-          i64 rows_per_item = 0) {
+          i64 rows_per_item = 0, Blocking blocking = {}) {
   if (M <= 0 || N <= 0) return;
-  Tiling t = tile_work(pool, M, N, K);
+  Tiling t = tile_work(pool, M, N, K, blocking);
   i64 panels = panel_count(N);
   pool.parallel_for(t.tasks(), [&](i64 task) {
     i64 row = task / t.panel_blocks * t.row_block, panel = task % t.panel_blocks * t.panel_block;

@@ -167,9 +167,21 @@ struct Tiling {
 
 inline constexpr i64 max_row_block = 24 * gemm_mr;
 
-inline Tiling tile_work(const Pool& pool, i64 rows, i64 N, i64 K, i64 most_rows = max_row_block) {
-  i64 panels = panel_count(N);
+// What the tuner found for one call; 0: the kernel decides. Sizes are run-time values, so these are limits that hold
+// for any of them.
+struct Blocking {
+  i64 rows = 0;    // of a task, at most (Winograd: tiles)
+  i64 panels = 0;  // of a task, at most
+};
+
+inline Tiling tile_work(const Pool& pool, i64 rows, i64 N, i64 K, Blocking blocking = {}) {
+  i64 panels = panel_count(N), most_rows = max_row_block;
   Tiling t;
+  if (blocking.rows > 0 && blocking.panels > 0 && rows > 0 && panels > 0) {
+    t.row_block = min(rows, min(max_row_block, blocking.rows)), t.row_blocks = ceil_div(rows, t.row_block);
+    t.panel_block = min(panels, blocking.panels), t.panel_blocks = ceil_div(panels, t.panel_block);
+    if (t.tasks() >= pool.threads) return t;  // else this size is far from the tuned one
+  }
   t.row_blocks = max<i64>(1, ceil_div(rows, most_rows));
   t.row_block = round_up(ceil_div(max<i64>(rows, 1), t.row_blocks), rows > gemm_mr ? gemm_mr : 1);
   t.row_blocks = ceil_div(rows, t.row_block);

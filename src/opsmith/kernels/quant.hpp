@@ -208,10 +208,10 @@ i64 unpack_blocks(const uint8_t* panel, i64 vectors, i64 K, i64 block, i64 first
 // A [M][K] x packed weights of `Bits` bits -> C [M][N]. rows_per_item as in gemm.
 template <int Bits, class Scale, bool Zero, class TA, class TC, class Ep>
 void gemm_quantized(const Pool& pool, i64 M, i64 N, i64 K, i64 block, const TA* A, i64 lda, const uint8_t* packed, TC* C,
-                    i64 ldc, Ep ep, i64 rows_per_item = 0) {
+                    i64 ldc, Ep ep, i64 rows_per_item = 0, Blocking blocking = {}) {
   using Q = Quantized<Bits, Scale, Zero>;
   if (M <= 0 || N <= 0) return;
-  const Tiling t = tile_work(pool, M, N, K);
+  const Tiling t = tile_work(pool, M, N, K, blocking);
   const i64 panels = panel_count(N), blocks = ceil_div(K, block);
   pool.parallel_for(t.tasks(), [&](i64 task) {
     const i64 row_begin = task / t.panel_blocks * t.row_block, row_end = min(M, row_begin + t.row_block);

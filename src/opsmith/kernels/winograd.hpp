@@ -62,15 +62,18 @@ struct Winograd<2> {
 template <int Out>
 struct WinogradPlan {
   static constexpr int n = Winograd<Out>::n, points = n * n;
-  static constexpr i64 panel_group = max<i64>(1, 48 / gemm_nr);
-  // Tiles in a block: as many as let the products of a block and a panel group stay on the stack, and no more than
-  // would be of use.
-  static constexpr i64 most_tiles = min<i64>(96, 224 * 1024 / (points * panel_group * gemm_nr * 4)) / gemm_mr * gemm_mr;
+  static constexpr i64 product_floats = 56 * 1024;  // of a task, on its stack: 224 KB
+  static constexpr i64 most_panels = product_floats / (points * gemm_mr * gemm_nr), table_tiles = 96 / gemm_mr * gemm_mr;
   static constexpr i64 chunk_bytes = 16 << 20;  // of V: half of an L3 of 32 MiB
 
-  i64 tiles_h, tiles_w, tiles, block, blocks, chunk, run, point_stride, block_stride;
+  i64 tiles_h, tiles_w, tiles, panel_group, most_tiles, block, blocks, chunk, run, point_stride, block_stride;
   constexpr explicit WinogradPlan(const ConvShape& s)
       : tiles_h(ceil_div(s.out_height, Out)), tiles_w(ceil_div(s.out_width, Out)), tiles(s.batch * tiles_h * tiles_w),
+        panel_group(min(most_panels, s.blocking.panels > 0 ? s.blocking.panels : max<i64>(1, 48 / gemm_nr))),
+        // Tiles in a block: as many as let the products of a block and a panel group stay on the stack, and no more than
+        // would be of use.
+        most_tiles(max<i64>(gemm_mr, min(min(table_tiles, s.blocking.rows > 0 ? s.blocking.rows : table_tiles),
+                                         product_floats / (points * panel_group * gemm_nr)) / gemm_mr * gemm_mr)),
         // Blocks of nearly equal size, so that a few large tasks end together.
         block(round_up(ceil_div(tiles, max<i64>(1, ceil_div(tiles, most_tiles))), gemm_mr)),
         blocks(block > 0 ? ceil_div(tiles, block) : 0),
@@ -135,7 +138,7 @@ void conv2d_winograd(const Pool& pool, const ConvShape& s, const float* x, const
   using Plan = WinogradPlan<Out>;
   constexpr int n = Plan::n, points = Plan::points;
   const Plan plan(s);
-  const i64 C = s.channels, N = s.out_channels, groups = ceil_div(panel_count(N), Plan::panel_group);
+  const i64 C = s.channels, N = s.out_channels, groups = ceil_div(panel_count(N), plan.panel_group);
   const i64 image = plan.tiles_h * plan.tiles_w, run = plan.run;
   if (plan.tiles <= 0 || N <= 0) return;
   float* V = static_cast<float*>(workspace);
@@ -172,12 +175,12 @@ void conv2d_winograd(const Pool& pool, const ConvShape& s, const float* x, const
     // V x transformed weights -> y, one block of tiles by one group of panels at a time
     pool.parallel_for(groups * blocks, [&](i64 task) {
       const i64 group = task / blocks, block = task - group * blocks, tile_begin = first + block * plan.block;
-      const i64 count = min(plan.block, last - tile_begin), panel_begin = group * Plan::panel_group;
-      const i64 panels = min(Plan::panel_group, panel_count(N) - panel_begin);
-      alignas(64) float products[points * Plan::panel_group * Plan::most_tiles * gemm_nr];
+      const i64 count = min(plan.block, last - tile_begin), panel_begin = group * plan.panel_group;
+      const i64 panels = min(plan.panel_group, panel_count(N) - panel_begin);
+      alignas(64) float products[Plan::product_floats];
       const i64 panel_stride = count * gemm_nr, product_stride = panels * panel_stride;
       for (int point = 0; point < points; ++point) {
-        const float* sources[Plan::most_tiles];
+        const float* sources[Plan::table_tiles];
         const float* v = V + block * plan.block_stride + point * plan.point_stride;
         for (i64 r = 0; r < count; ++r) sources[r] = v + r / gemm_mr * gemm_mr * C + r % gemm_mr * run;
         for (i64 p = 0; p < panels; ++p) {

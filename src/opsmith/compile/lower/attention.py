@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from opsmith.compile.dims import ZERO, Dim, contiguous, exact_div, product
 from opsmith.compile.lower.matmul import as_float
-from opsmith.compile.lower.program import Lowering
+from opsmith.compile.lower.program import Lowering, Tunable
 from opsmith.compile.lower.registry import Node, infers, lowers
+from opsmith.compile.task import ATTENTION_FIELDS
 from opsmith.compile.values import CPP, FLOATS, Abstract, DataType, Unsupported, View, abstract, float_literal
 
 
@@ -75,7 +76,9 @@ def _lower_attention(node: Node, out: Lowering) -> None:
     for view in (q, k, v, target):
         fields += [view.strides[0], view.strides[1], view.strides[2]]
     scale = float_literal(float(node.attribute("scale", 1.0)))
-    shape = f"AttentionShape{{{', '.join(out.cpp(f) for f in fields)}, {scale}, {str(causal).lower()}}}"
+    limits = out.limits("attention")
+    most = f", {limits.rows}, {limits.panels}" if limits is not None else ""
+    shape = f"AttentionShape{{{', '.join(out.cpp(f) for f in fields)}, {scale}, {str(causal).lower()}{most}}}"
     tq, tk, to = CPP[q.dtype], CPP[k.dtype], CPP[target.dtype]
     name = out.instance(
         "attention" if mask_type == "NoMask" else f"attention_{mask_type.lower()}",
@@ -92,6 +95,11 @@ def _lower_attention(node: Node, out: Lowering) -> None:
         reads=reads,
         writes=[target],
         comment=f"({batch}, {heads}, {queries}, {size}) over {keys} keys",
+        tunable=Tunable(
+            "attention", "attention", {**dict(zip(ATTENTION_FIELDS, fields)), "causal": int(causal)}, limits
+        )
+        if tq == tk == to == "float"
+        else None,
         flops=batch * heads * queries * keys * 2 * (size + value_size),
         header="attention.hpp",
     )

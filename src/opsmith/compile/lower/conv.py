@@ -15,8 +15,9 @@ from opsmith.compile import pack
 from opsmith.compile.dims import ONE, Dim, DimLike, dim, estimate, floor_div, product
 from opsmith.compile.lower import fuse, window
 from opsmith.compile.lower.matmul import anchored, as_float
-from opsmith.compile.lower.program import Group, Lowering, Target
+from opsmith.compile.lower.program import Group, Lowering, Target, Tunable
 from opsmith.compile.lower.registry import Node, infers, lowers
+from opsmith.compile.task import CONV_FIELDS, Candidate
 from opsmith.compile.values import Abstract, Array, Constant, DataType, Unsupported, View, abstract
 
 NHWC = (0, 2, 3, 1)
@@ -163,7 +164,28 @@ class ConvCall:
     groups: int
     upsample: int = 1
 
-    def text(self, out: Lowering) -> str:
+    def tuned_sizes(self, strict: bool) -> dict[str, DimLike | str]:
+        """What the tuner needs to know (families.py: CONV_FIELDS)."""
+        n, c, h, w = self.x.dims
+        o, _, kh, kw = self.weights.dims
+        values: list[DimLike] = [
+            n,
+            h,
+            w,
+            c,
+            *self.sizes,
+            o,
+            kh,
+            kw,
+            *self.strides,
+            *self.pads,
+            *self.dilations,
+            self.groups,
+        ]
+        values.append(self.upsample)
+        return {**dict(zip(CONV_FIELDS, values)), "strict": int(strict)}
+
+    def text(self, out: Lowering, limits: Candidate | None = None) -> str:
         n, c, h, w = self.x.dims
         o, _, kh, kw = self.weights.dims
         pixel = self.x.strides[3]
@@ -184,7 +206,8 @@ class ConvCall:
             o,
             self.upsample,
         ]
-        return f"ConvShape{{{', '.join(out.cpp(f) for f in fields)}}}"
+        blocking = f", Blocking{{{limits.rows}, {limits.panels}}}" if limits is not None else ""
+        return f"ConvShape{{{', '.join(out.cpp(f) for f in fields)}{blocking}}}"
 
     def flops(self) -> Dim:
         o, c, kh, kw = self.weights.dims
@@ -196,6 +219,7 @@ def convolve(node: Node, out: Lowering, shape: ConvCall, extra: list[fuse.ExtraL
     if algorithm is DIRECT and shape.groups > 1 and shape.upsample == 1 and shape.weights.dims[:2] == (shape.groups, 1):
         algorithm = DEPTHWISE
     packed = algorithm.pack(shape, out)
+    tuned = algorithm in (DIRECT, WINOGRAD4, WINOGRAD2)
 
     def emit(target: View, epilogue: fuse.Epilogue) -> None:
         if target.dtype != DataType.FLOAT:
@@ -209,7 +233,8 @@ def convolve(node: Node, out: Lowering, shape: ConvCall, extra: list[fuse.ExtraL
             f"{algorithm.comment}{'; then ' + epilogue.comment if epilogue.comment else ''}",
         )
         out.program.instance_headers.add("conv.hpp")
-        text = shape.text(out)
+        limits = out.limits(algorithm.kernel)
+        text = shape.text(out, limits)
         space = out.workspace(f"{algorithm.kernel}_workspace({text})", algorithm.header)
         o, _, kh, kw = shape.weights.dims
         out.call(
@@ -221,6 +246,7 @@ def convolve(node: Node, out: Lowering, shape: ConvCall, extra: list[fuse.ExtraL
             flops=shape.flops(),
             notes=algorithm.notes,
             header=algorithm.header,
+            tunable=Tunable("conv", algorithm.kernel, shape.tuned_sizes(out.target.strict), limits) if tuned else None,
         )
 
     anchored(node, out, emit, extra, order=order)
@@ -279,25 +305,45 @@ def plan_algorithms(nodes: Iterable[Node], target: Target) -> dict[ir.Node, Algo
         return {}
     total = sum(v.constant.size for n in nodes for v in n.inputs if v is not None and v.constant is not None) * 4
     budget = max(GROWTH * total, FREE_BYTES)
-    wanted: list[tuple[float, Node, int]] = []
+    options: list[Option] = []
     for node in convs:
         weights = node.input(1).constant
         assert weights is not None
         if not _winograd_fits(node, weights):
             continue
         o, c = weights.dims[:2]
-        pixels = max(1, estimate(product(node.outputs[0].dims[2:])))
-        if pixels < 64:  # too few tiles to share the transformed weights
+        growth = {WINOGRAD4: o * c * 27 * 4, WINOGRAD2: o * c * 7 * 4}  # bytes over the 9 floats of the direct way
+        measured = target.tuned.get(node.name)
+        if measured is not None and DIRECT.kernel in measured.best:
+            direct = measured.best[DIRECT.kernel].seconds
+            times = {a: measured.best[a.kernel].seconds for a in growth if a.kernel in measured.best}
+            options += [Option(node.ir, a, direct - t, growth[a]) for a, t in times.items() if t < direct * 0.98]
             continue
-        saved = pixels * o * c * 9 * 0.5
-        extra = o * c * 27 * 4
-        wanted.append((saved / extra, node, extra))
-    chosen: dict[ir.Node, Algorithm] = {}
-    for _, node, extra in sorted(wanted, key=lambda w: -w[0]):
-        if extra <= budget:
-            budget -= extra
-            chosen[node.ir] = WINOGRAD4
-    return chosen
+        pixels = max(1, estimate(product(node.outputs[0].dims[2:])))
+        if pixels >= 64:  # else too few tiles share the transformed weights
+            options.append(Option(node.ir, WINOGRAD4, pixels * o * c * SECONDS_SAVED, growth[WINOGRAD4]))
+    chosen: dict[ir.Node, Option] = {}
+    for option in sorted(options, key=lambda o: -o.saved / o.growth):
+        before = chosen.get(option.node)
+        more = option.growth - (before.growth if before else 0)
+        if more <= budget and (before is None or option.saved > before.saved):
+            budget -= more
+            chosen[option.node] = option
+    return {node: option.algorithm for node, option in chosen.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A faster way to convolve, and what it costs."""
+
+    node: ir.Node
+    algorithm: Algorithm
+    saved: float  # seconds per run
+    growth: int  # bytes
+
+
+# Of F(4x4,3x3) per pixel and pair of channels, where nothing was measured: half of 18 operations at 150 GFLOP/s.
+SECONDS_SAVED = 9 / 150e9
 
 
 def _winograd_fits(node: Node, weights: Constant) -> bool:

@@ -5,16 +5,16 @@ x (..., M, K) @ w (K, N) -> (..., M, N), with whatever elementwise nodes follow 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from opsmith.compile import pack
-from opsmith.compile.dims import ONE, ZERO, Dim, product
+from opsmith.compile.dims import ONE, ZERO, Dim, DimLike, product
 from opsmith.compile.lower import fuse, matmul_plain
 from opsmith.compile.lower.elementwise import broadcast_dims
-from opsmith.compile.lower.program import Group, Lowering, short_name
+from opsmith.compile.lower.program import Group, Lowering, Tunable, short_name
 from opsmith.compile.lower.registry import Node, infers, lowers
 from opsmith.compile.values import (
     CPP,
@@ -144,10 +144,18 @@ def linear(
     def emit(target: View, epilogue: fuse.Epilogue) -> None:
         ta, tc = CPP[left.dtype], CPP[target.dtype]
         tb = CPP[store.dtype]
+        kernel = f"gemm_{STORED_AS.get(store.dtype, tb)}"
+        parameter, limit, argument, tunable = tuned_product(
+            out,
+            "gemm",
+            kernel,
+            {"m": rows, "n": n, "k": k, "storage": kernel[5:]},
+            ta == "float" and store.dtype in STORED_AS,
+        )
         name = out.instance(
             f"gemm_{epilogue.slug}" if epilogue.slug else "gemm",
-            f"const Pool& pool, i64 m, i64 n, i64 k, const {ta}* a, i64 lda, const {tb}* b, {tc}* c, i64 ldc, [[maybe_unused]] i64 rows_per_item{epilogue.parameters}",
-            f"gemm(pool, m, n, k, a, lda, b, c, ldc, {epilogue.lambda_text}, rows_per_item);",
+            f"const Pool& pool, i64 m, i64 n, i64 k, const {ta}* a, i64 lda, const {tb}* b, {tc}* c, i64 ldc, [[maybe_unused]] i64 rows_per_item{parameter}{epilogue.parameters}",
+            f"gemm(pool, m, n, k, a, lda, b, c, ldc, {epilogue.lambda_text}, rows_per_item{limit});",
             ("gemm.hpp", "elementwise.hpp"),
             f"product with packed weights{'; then ' + epilogue.comment if epilogue.comment else ''}",
         )
@@ -165,14 +173,33 @@ def linear(
         ]
         out.call(
             name,
-            f"{name}(pool, {', '.join(arguments)}{epilogue.arguments});",
+            f"{name}(pool, {', '.join(arguments)}{argument}{epilogue.arguments});",
             reads=[left, store, *epilogue.views],
             writes=[target],
             comment=f"({rows}, {k}) @ ({k}, {n}){'; ' + epilogue.comment if epilogue.comment else ''}",
             flops=rows * (2 * k * n),
+            tunable=tunable,
         )
 
     anchored(node, out, emit, extra, column=not drop_column)
+
+
+STORED_AS = {DataType.FLOAT: "f32", DataType.FLOAT16: "f16"}  # the storage types that the tuner knows
+
+
+def tuned_product(
+    out: Lowering, family: str, kernel: str, sizes: Mapping[str, DimLike | str], known: bool
+) -> tuple[str, str, str, Tunable | None]:
+    """C++ of the instance's parameter, of its use and of the call's argument; empty unless the tuner found something better
+    than the kernel's own choice of limits."""
+    if not known:
+        return "", "", "", None
+    limits = out.limits(kernel)
+    tunable = Tunable(family, kernel, sizes, limits)
+    if limits is None:
+        return "", "", "", tunable
+    out.program.instance_headers.add("gemm_micro.hpp")
+    return ", Blocking blocking", ", blocking", f", Blocking{{{limits.rows}, {limits.panels}}}", tunable
 
 
 def pack_gemm(out: Lowering, weights: Constant) -> Buffer:

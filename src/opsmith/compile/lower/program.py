@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from opsmith.compile.dims import ONE, ZERO, Dim, DimLike, contiguous, dim, product
 from opsmith.compile.lower.registry import INFER, LOWER, Node, key_of
+from opsmith.compile.task import Candidate, Outcome
 from opsmith.compile.values import (
     CPP,
     Abstract,
@@ -25,6 +26,16 @@ from opsmith.compile.values import (
     float_literal,
     memory_order,
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Tunable:
+    """What the tuner must know of a call: the kernel family, the kernel in use, and its sizes (numbers, text or dims)."""
+
+    family: str
+    kernel: str
+    sizes: Mapping[str, DimLike | str]
+    limits: Candidate | None = None  # those in use; None: the kernel's own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +65,7 @@ class Call:
     nodes: list[str] = dataclasses.field(default_factory=list)  # every original node that this call computes
     notes: list[str] = dataclasses.field(default_factory=list)  # algorithm choices, for opsmith.json
     can_fail: bool = False  # it checks data (indices), and the run ends if the check fails
+    tunable: Tunable | None = None
 
 
 @dataclasses.dataclass
@@ -105,6 +117,7 @@ class Target:
 
     lanes: int  # floats in a vector: 16 with AVX-512, 8 with AVX, 4 elsewhere
     strict: bool = False  # no algorithm that changes rounding beyond plain reordering (Winograd, ...)
+    tuned: Mapping[str, Outcome] = dataclasses.field(default_factory=dict)  # node -> what was measured for its kernels
 
 
 @dataclasses.dataclass
@@ -407,6 +420,7 @@ class Lowering:
         notes: Sequence[str] = (),
         can_fail: bool = False,
         header: str | None = None,
+        tunable: Tunable | None = None,
     ) -> None:
         index = len(self.program.calls)
         read = [r.buffer if isinstance(r, View) else r for r in reads]
@@ -436,10 +450,17 @@ class Lowering:
                 list(self.nodes),
                 list(notes),
                 can_fail,
+                tunable,
             )
         )
         if header is not None:
             self.program.headers.add(header)
+
+    def limits(self, kernel: str) -> Candidate | None:
+        """What the tuner found for this node's kernel, where it differs from the kernel's own choice."""
+        outcome = self.target.tuned.get(self.node)
+        found = outcome.best.get(kernel) if outcome is not None else None
+        return found.candidate if found is not None and found.candidate.limited else None
 
     def check(self, condition: str, message: str) -> None:
         self.program.checks.append((self.node, condition, message))
@@ -476,4 +497,16 @@ def describe(view: View) -> str:
     return _dims(view.dims)
 
 
-__all__ = ["ONE", "Call", "Instance", "Lowering", "Port", "Program", "Weight", "describe", "float_literal", "np"]
+__all__ = [
+    "ONE",
+    "Call",
+    "Instance",
+    "Lowering",
+    "Port",
+    "Program",
+    "Tunable",
+    "Weight",
+    "describe",
+    "float_literal",
+    "np",
+]

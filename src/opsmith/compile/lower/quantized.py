@@ -8,7 +8,7 @@ from __future__ import annotations
 from opsmith.compile import pack
 from opsmith.compile.dims import DimLike, product
 from opsmith.compile.lower import fuse
-from opsmith.compile.lower.matmul import _even_rows, anchored
+from opsmith.compile.lower.matmul import STORED_AS, _even_rows, anchored, tuned_product
 from opsmith.compile.lower.program import Lowering
 from opsmith.compile.lower.registry import Node, infers, lowers
 from opsmith.compile.values import CPP, FLOATS, Abstract, Array, DataType, Unsupported, View, abstract
@@ -58,11 +58,16 @@ def _lower_matmul_nbits(node: Node, out: Lowering) -> None:
 
     def emit(target: View, epilogue: fuse.Epilogue) -> None:
         ta, tc, ts = CPP[left.dtype], CPP[target.dtype], CPP[scale_type]
+        kernel = f"int{bits}_{STORED_AS.get(scale_type, '')}{'_zero' if zero else ''}"
+        parameter, limit, argument, tunable = tuned_product(
+            out, "quantized", kernel, {"m": rows, "n": n, "k": k, "block": block, "storage": kernel},
+            ta == tc == "float" and scale_type in STORED_AS,
+        )  # fmt: skip
         name = out.instance(
             f"gemm_int{bits}_{epilogue.slug}" if epilogue.slug else f"gemm_int{bits}",
             f"const Pool& pool, i64 m, i64 n, i64 k, i64 block, const {ta}* a, i64 lda, const uint8_t* b, {tc}* c, i64 ldc, "
-            f"[[maybe_unused]] i64 rows_per_item{epilogue.parameters}",
-            f"gemm_quantized<{bits}, {ts}, {str(zero).lower()}>(pool, m, n, k, block, a, lda, b, c, ldc, {epilogue.lambda_text}, rows_per_item);",
+            f"[[maybe_unused]] i64 rows_per_item{parameter}{epilogue.parameters}",
+            f"gemm_quantized<{bits}, {ts}, {str(zero).lower()}>(pool, m, n, k, block, a, lda, b, c, ldc, {epilogue.lambda_text}, rows_per_item{limit});",
             ("quant.hpp", "elementwise.hpp"),
             f"product with {bits}-bit weights{'; then ' + epilogue.comment if epilogue.comment else ''}",
         )
@@ -78,12 +83,13 @@ def _lower_matmul_nbits(node: Node, out: Lowering) -> None:
         ]
         out.call(
             name,
-            f"{name}(pool, {', '.join(arguments)}, {out.cpp(product(target.dims[1:-1]))}{epilogue.arguments});",
+            f"{name}(pool, {', '.join(arguments)}, {out.cpp(product(target.dims[1:-1]))}{argument}{epilogue.arguments});",
             reads=[left, store, *epilogue.views],
             writes=[target],
             comment=f"({rows}, {k}) @ int{bits} ({k}, {n}){'; ' + epilogue.comment if epilogue.comment else ''}",
             flops=rows * (2 * k * n),
             notes=[f"int{bits} weights in blocks of {block}"],
+            tunable=tunable,
         )
 
     anchored(node, out, emit, bias)

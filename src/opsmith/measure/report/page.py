@@ -266,7 +266,26 @@ def _rewrites(data: Mapping[str, Any]) -> tuple[str, str, str] | None:
             left: list[Row] = [[escape(why), str(n)] for why, n in compiled.get("left_to_ort", {}).items()]
             if left:
                 parts.append(_table(["~left to ONNX Runtime", ">nodes"], left, f"left-{number}"))
+            if tuned := compiled.get("tuned"):
+                parts.append(f"<h3>{label}: tuned kernels</h3>{_tuned(tuned, f'tuned-{number}')}")
     return ("rewrites", "Rewrites and regions", "".join(parts)) if parts else None
+
+
+def _tuned(tuned: Mapping[str, Any], name: str) -> str:
+    """What the tuner chose, and what it measured before and after."""
+    rows: list[Row] = [
+        [
+            escape(c["kernel"]), escape(c["sizes"]), str(c["calls"]), escape(c["analytical"]), escape(c["chosen"]),
+            _us(c["us_before"]), _us(c["us_after"]),
+        ]
+        for c in tuned["choices"]
+    ]  # fmt: skip
+    text = (
+        f"<p>Search {tuned['search']} on {tuned['threads']} threads: {tuned['calls_changed']} calls changed; the tuned kernels take "
+        f"{tuned['ms_after']:.2f} ms instead of {tuned['ms_before']:.2f}.</p>"
+    )
+    heads = ["kernel", "~sizes", ">calls", "analytical choice", "tuned choice", ">time before", ">time after"]
+    return text + _table(heads, rows, name)
 
 
 def _graph(data: Mapping[str, Any]) -> tuple[str, str, str]:

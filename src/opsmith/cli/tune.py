@@ -1,0 +1,82 @@
+"""opsmith tune: what the tuner has measured on this machine, to look at and to carry to machines with the same CPU."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opsmith import machine
+from opsmith.cli import console
+from opsmith.errors import OpsmithError
+
+PANEL = "Workbench"
+ORDER = 65
+
+
+def command(
+    show: Annotated[bool, typer.Option("--show", help="List what was measured.")] = False,
+    export: Annotated[
+        Path | None, typer.Option("--export", metavar="FILE", help="Write all results to FILE.", show_default=False)
+    ] = None,
+    load: Annotated[
+        Path | None, typer.Option("--import", metavar="FILE", help="Add the results of FILE.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --show: print JSON.")] = False,
+) -> None:
+    """Show, export or import what `compile --search 1` and `--search 2` measured."""
+    from opsmith.compile.tune.database import Database
+
+    if show + (export is not None) + (load is not None) != 1:
+        raise OpsmithError(
+            "opsmith tune needs one of --show, --export FILE and --import FILE",
+            "tuning itself is `opsmith compile --search 2`",
+        )
+    database = Database()
+    if export is not None:
+        console.say(f"wrote {database.export(export)} results to {export}")
+    elif load is not None:
+        count = database.load(load)
+        usable = sum(row.current for row in database.rows())
+        console.say(f"read {count} results; the database now has {usable} for this CPU and these kernels")
+    else:
+        _show(as_json)
+
+
+def _show(as_json: bool) -> None:
+    import json
+
+    from opsmith.compile.tune import describe
+    from opsmith.compile.tune.database import Database
+
+    rows = Database().rows()
+    if as_json:
+        found = [
+            {
+                "cpu": r.cpu, "threads": r.threads, "kernels": r.version, "current": r.current, "family": r.task.family,
+                "task": str(r.task), "level": r.outcome.level, "tried": r.outcome.tried,
+                "best": {str(m.candidate): m.seconds for m in r.outcome.best.values()}, "analytical": dict(r.outcome.analytical),
+            }
+            for r in rows
+        ]  # fmt: skip
+        print(json.dumps(found, indent=2))
+        return
+    current = [r for r in rows if r.current]
+    table = console.table("kernel", "sizes", ">threads", ">search", ">tried", "best", ">us", ">own choice us", ">gain")
+    for row in current:
+        best = row.outcome.fastest()
+        own = row.outcome.analytical.get(best.candidate.kernel, best.seconds)
+        table.add_row(
+            row.task.family, describe(row.task), str(row.threads), str(row.outcome.level), str(row.outcome.tried),
+            str(best.candidate), f"{best.seconds * 1e6:.1f}", f"{own * 1e6:.1f}", f"{own / best.seconds - 1:.1%}",
+        )  # fmt: skip
+    console.show(table)
+    others = collections.Counter(r.cpu for r in rows if not r.current)
+    for cpu, count in others.most_common():
+        console.say(
+            f"{count} more for {cpu} with other versions of the kernels"
+            if cpu == machine.cpu_model()
+            else f"{count} more for {cpu}"
+        )
