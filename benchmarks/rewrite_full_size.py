@@ -1,10 +1,12 @@
 """Rewrite full-size models and check that everything in them is found.
 
-    python benchmarks/rewrite_full_size.py FOLDER [--verify]
+    python benchmarks/rewrite_full_size.py FOLDER [--verify] [--bench] [--model NAME ...]
 
 FOLDER holds model folders as `opsmith export` writes them: stable-diffusion-v1-4 (a pipeline), gpt2-medium,
 bert-base-uncased, each with the variants dynamo and torchscript; what is absent is skipped. Weights may be random.
-Asserted: how many attentions, norms and activations each model holds, under 60 seconds and under 8 GiB per model.
+Asserted: how many attentions, norms and activations each model holds, under 60 seconds and under 8 GiB per model; with
+--verify, outputs at 1e-4; with --bench, that -O2 and -O3 are not slower than the input on stock ONNX Runtime, interleaved (the
+machine should be idle).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import opsmith
 from opsmith import store
 from opsmith.measure.verify import verify
 from opsmith.rewrite import rewrite_model
@@ -36,6 +39,13 @@ EXPECTED: dict[str, dict[str, int]] = {
     "gpt2-medium": {"attention": 24, "gelu_tanh": 24, "kv_append": 48, "layer_norms": 49},
     "bert-base-uncased": {"attention": 12, "gelu": 12, "layer_norms": 25},
 }
+SIZES: dict[str, dict[str, int]] = {
+    "stable-diffusion-v1-4/unet": {"batch": 1, "height": 32, "width": 32, "sequence": 77},
+    "stable-diffusion-v1-4/vae_decoder": {"batch": 1, "height": 16, "width": 16},
+    "stable-diffusion-v1-4/text_encoder": {"batch": 1, "sequence": 77},
+    "gpt2-medium": {"batch": 1, "sequence": 64, "past": 64},
+    "bert-base-uncased": {"batch": 1, "sequence": 128},
+}
 SECONDS = 60.0
 GIBIBYTES = 8.0
 
@@ -44,16 +54,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--verify", action="store_true", help="also compare the outputs; loads each model twice")
+    parser.add_argument("--bench", action="store_true", help="also time -O2 and -O3 against the input on stock ORT")
+    parser.add_argument("--model", nargs="+", default=list(EXPECTED), choices=list(EXPECTED))
+    parser.add_argument("--exporter", nargs="+", default=["dynamo", "torchscript"])
     arguments = parser.parse_args()
     failed = found = 0
-    for name, expected in EXPECTED.items():
-        for exporter in ("dynamo", "torchscript"):
+    for name in arguments.model:
+        expected = EXPECTED[name]
+        for exporter in arguments.exporter:
             folder = arguments.folder / name / exporter
             if not folder.is_dir():
                 print(f"{name} {exporter}: not there, skipped")
                 continue
             found += 1
-            failed += not check(folder, name, exporter, expected, arguments.verify)
+            ok = check(folder, name, exporter, expected, arguments.verify)
+            if arguments.bench:
+                ok &= not_slower(folder, name, exporter)
+            failed += not ok
     print(f"{found - failed} of {found} as expected")
     return 1 if failed or not found else 0
 
@@ -80,6 +97,25 @@ def check(folder: Path, name: str, exporter: str, expected: dict[str, int], comp
                 ok, remark = False, f"{remark} {compared.problems[0]}"
     figures = f"{before} -> {len(model.graph)} nodes, {seconds:.1f} s, peak {memory:.1f} GiB"
     print(f"{name} {exporter}: {figures}: {'ok' if ok else 'WRONG: ' + remark}", flush=True)
+    return ok
+
+
+def not_slower(folder: Path, name: str, exporter: str) -> bool:
+    """-O2 and -O3 beside the input, each a process of its own: slower only if the whole interval says so."""
+    with tempfile.TemporaryDirectory(prefix="opsmith-full-", dir=folder.parent) as written:
+        levels = [Path(written) / f"O{level}" for level in (2, 3)]
+        for level, path in zip((2, 3), levels):
+            opsmith.optimize(folder, path, level, "ort-cpu" if level == 3 else "portable", check=False, timing=False)
+        result = opsmith.bench([folder, *levels], shapes=SIZES[name], rtol=1e-3, atol=1e-4, seconds=20)
+    text = ", ".join(
+        f"{e.label} {e.ratio.value:.3f} ({e.ratio.low:.3f} to {e.ratio.high:.3f})" for e in result.entries[1:]
+    )
+    slower = [e.label for e in result.entries[1:] if e.ratio.low > 1.0]
+    ok = result.verified and not slower
+    print(
+        f"{name} {exporter}: time against the input: {text}: {'ok' if ok else 'SLOWER' if slower else 'NOT THE SAME'}",
+        flush=True,
+    )
     return ok
 
 

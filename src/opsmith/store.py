@@ -18,6 +18,7 @@ import functools
 import importlib.metadata
 import json
 import math
+import mmap
 import os
 import re
 import shutil
@@ -334,6 +335,15 @@ def _structure(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 # --- writing ---------------------------------------------------------------------------------------------
+
+
+def release(model: ir.Model) -> None:
+    """Give back the memory of weights that were read from files; they are read again if they are needed again."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            mapped = value.const_value.raw if isinstance(value.const_value, ir.ExternalTensor) else None
+            if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+                mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def save_model(model: ir.Model, path: Path) -> None:

@@ -125,6 +125,7 @@ def write(
     """Pack, emit, build, convert, verify, measure. The variant appears only when all of it worked."""
     data = draft.path.with_name(f"{draft.path.name}.data")
     blobs = pack_weights(cut, data)
+    store.release(cut.model)  # the source's pages, which packing read, would count on top of what verifying needs
     clock.lap("pack")
     result.sources, domain = emit(cut, blobs)
     library = make_library(result.sources, domain, draft, tool) if cut.regions else None

@@ -248,15 +248,16 @@ struct RegionOp {
   Api api;
 };
 
-// FNV-1a over at most 4096 words spread evenly over the weights, and their size.
+// FNV-1a over the size of the weights and at most 4096 words of them: all, or 64 runs of 64 words spread evenly. Not single
+// words everywhere: the system maps a large page around each one, and a file that was merely checked would count as memory.
 inline uint64_t sample_checksum(const uint8_t* data, i64 bytes) {
   uint64_t hash = 1469598103934665603ull;
   auto mix = [&hash](uint64_t word) { hash = (hash ^ word) * 1099511628211ull; };
   mix(static_cast<uint64_t>(bytes));
-  const i64 words = bytes / 8, samples = words < 4096 ? words : 4096;
-  for (i64 i = 0; i < samples; ++i) {
+  const i64 words = bytes / 8, runs = words <= 4096 ? 1 : 64, length = words <= 4096 ? words : 64;
+  for (i64 i = 0; i < runs * length; ++i) {
     uint64_t word;
-    memcpy(&word, data + (words / samples) * i * 8, 8);
+    memcpy(&word, data + ((words / runs) * (i / length) + i % length) * 8, 8);
     mix(word);
   }
   return hash;

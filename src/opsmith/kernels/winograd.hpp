@@ -233,6 +233,31 @@ void conv2d_winograd2(const Pool& pool, const ConvShape& s, const float* x, cons
 inline constexpr i64 conv2d_winograd4_workspace(const ConvShape& s) { return winograd_workspace<4>(s); }
 inline constexpr i64 conv2d_winograd2_workspace(const ConvShape& s) { return winograd_workspace<2>(s); }
 
+// Few pixels do not repay reading the larger weights. Per pair of channels, in direct operations: what the arithmetic
+// costs, or what the weights cost to read if that is more. The same estimate is in compile/lower/conv.py: cost.
+template <int Out>
+constexpr bool winograd_pays(const ConvShape& s) {
+  constexpr i64 byte = 5;  // direct operations in the time that a byte takes from memory
+  const i64 tiles = s.batch * ceil_div(s.out_height, Out) * ceil_div(s.out_width, Out);
+  const i64 direct = max(18 * s.batch * s.out_height * s.out_width, byte * 9 * 4);
+  return Out == 4 ? max(104 * tiles, byte * 36 * 4) < direct : max(40 * tiles, byte * 16 * 4) < direct;
+}
+
+// The same with the weights in both forms: whichever suits the image. Only the form that is used is read from the file.
+template <int Out, class Ep>
+void conv2d_by_size(const Pool& pool, const ConvShape& s, const float* x, const float* transformed, const float* direct,
+                    float* y, void* workspace, Ep ep) {
+  if (winograd_pays<Out>(s)) {
+    conv2d_winograd<Out>(pool, s, x, transformed, y, workspace, ep);
+  } else {
+    conv2d(pool, s, x, direct, y, workspace, ep);
+  }
+}
+template <int Out>
+constexpr i64 conv2d_by_size_workspace(const ConvShape& s) {
+  return winograd_pays<Out>(s) ? winograd_workspace<Out>(s) : conv2d_workspace(s);
+}
+
 // G g G^T of one 3x3 filter, row major n x n: what pack_winograd computes, for tests and for weights known only at run
 // time.
 template <int Out>

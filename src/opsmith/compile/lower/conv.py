@@ -218,29 +218,37 @@ def convolve(node: Node, out: Lowering, shape: ConvCall, extra: list[fuse.ExtraL
     algorithm = TRANSPOSED if node.ir.op_type == "ConvTranspose" else out.algorithms.get(node.ir, DIRECT)
     if algorithm is DIRECT and shape.groups > 1 and shape.upsample == 1 and shape.weights.dims[:2] == (shape.groups, 1):
         algorithm = DEPTHWISE
-    packed = algorithm.pack(shape, out)
+    packed = [algorithm.pack(shape, out)]
+    call, tile = algorithm.kernel, _TILES.get(algorithm.kernel)
+    if tile and not is_static(
+        shape.x.dims[0], *shape.sizes
+    ):  # small images go the direct way, which needs its own weights
+        call = f"conv2d_by_size<{tile}>"
+        packed.append(DIRECT.pack(shape, out))
     tuned = algorithm in (DIRECT, WINOGRAD4, WINOGRAD2)
 
     def emit(target: View, epilogue: fuse.Epilogue) -> None:
         if target.dtype != DataType.FLOAT:
             raise Unsupported("half-precision images")
         slug = f"{algorithm.kernel}_{epilogue.slug}" if epilogue.slug else algorithm.kernel
+        names = ["weights", "direct"][: len(packed)]
+        parameters = ", ".join(f"const float* {name}" for name in names)
         name = out.instance(
             slug,
-            f"const Pool& pool, const ConvShape& shape, const float* x, const float* weights, float* y, void* workspace{epilogue.parameters}",
-            f"{algorithm.kernel}(pool, shape, x, weights, y, workspace, {epilogue.lambda_text});",
+            f"const Pool& pool, const ConvShape& shape, const float* x, {parameters}, float* y, void* workspace{epilogue.parameters}",
+            f"{call}(pool, shape, x, {', '.join(names)}, y, workspace, {epilogue.lambda_text});",
             (algorithm.header, "elementwise.hpp"),
             f"{algorithm.comment}{'; then ' + epilogue.comment if epilogue.comment else ''}",
         )
         out.program.instance_headers.add("conv.hpp")
         limits = out.limits(algorithm.kernel)
         text = shape.text(out, limits)
-        space = out.workspace(f"{algorithm.kernel}_workspace({text})", algorithm.header)
+        space = out.workspace(workspace(call, text), algorithm.header)
         o, _, kh, kw = shape.weights.dims
         out.call(
             name,
-            f"{name}(pool, {text}, {out.pointer(shape.x)}, {packed}, {out.pointer(target)}, {space}{epilogue.arguments});",
-            reads=[shape.x, out.buffer(packed), *epilogue.views],
+            f"{name}(pool, {text}, {out.pointer(shape.x)}, {', '.join(packed)}, {out.pointer(target)}, {space}{epilogue.arguments});",
+            reads=[shape.x, *(out.buffer(p) for p in packed), *epilogue.views],
             writes=[target],
             comment=f"{kh}x{kw} {shape.x.dims[1]} -> {o}{'; ' + epilogue.comment if epilogue.comment else ''}",
             flops=shape.flops(),
@@ -250,6 +258,16 @@ def convolve(node: Node, out: Lowering, shape: ConvCall, extra: list[fuse.ExtraL
         )
 
     anchored(node, out, emit, extra, order=order)
+
+
+def workspace(call: str, shape: str) -> str:
+    """C++ that tells how many bytes a kernel needs: conv2d_by_size<4> -> conv2d_by_size_workspace<4>(shape)."""
+    name, bracket, arguments = call.partition("<")
+    return f"{name}_workspace{bracket}{arguments}({shape})"
+
+
+def is_static(*dims: Dim) -> bool:
+    return all(d.value is not None for d in dims)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,9 +311,10 @@ WINOGRAD2 = Algorithm(
     "conv2d_winograd2", "winograd.hpp", "3x3 convolution by Winograd F(2x2,3x3)", ("winograd F(2x2,3x3)",)
 )
 
-# Winograd weights are 4 times (F4) or 16/9 times (F2) as large. A model's weights may grow by this share, or by this many bytes
-# if that is more: enough for the layers with large images, which have small weights and most of the work.
-GROWTH, FREE_BYTES = 0.40, 48 << 20
+# Transformed weights are 4 times (F4) or 16/9 times (F2) as large, and lie beside the direct ones where sizes are dynamic. A
+# model's weights may grow by this share, or by this many bytes if that is more. Memory in use grows by less: of a layer's two
+# forms only one is read.
+GROWTH, FREE_BYTES = 0.80, 768 << 20
 
 
 def plan_algorithms(nodes: Iterable[Node], target: Target) -> dict[ir.Node, Algorithm]:
@@ -312,16 +331,22 @@ def plan_algorithms(nodes: Iterable[Node], target: Target) -> dict[ir.Node, Algo
         if not _winograd_fits(node, weights):
             continue
         o, c = weights.dims[:2]
-        growth = {WINOGRAD4: o * c * 27 * 4, WINOGRAD2: o * c * 7 * 4}  # bytes over the 9 floats of the direct way
+        shape = (node.outputs[0].dims[0], *node.outputs[0].dims[2:])
+        replaced = 9 if is_static(*shape) else 0  # else the direct weights stay
+        growth = {a: o * c * 4 * (size - replaced) for a, size in ((WINOGRAD4, 36), (WINOGRAD2, 16))}  # bytes
         measured = target.tuned.get(node.name)
         if measured is not None and DIRECT.kernel in measured.best:
             direct = measured.best[DIRECT.kernel].seconds
             times = {a: measured.best[a.kernel].seconds for a in growth if a.kernel in measured.best}
             options += [Option(node.ir, a, direct - t, growth[a]) for a, t in times.items() if t < direct * 0.98]
             continue
-        pixels = max(1, estimate(product(node.outputs[0].dims[2:])))
-        if pixels >= 64:  # else too few tiles share the transformed weights
-            options.append(Option(node.ir, WINOGRAD4, pixels * o * c * SECONDS_SAVED, growth[WINOGRAD4]))
+        sizes = [max(1, estimate(d)) for d in shape]
+        direct = cost(None, *sizes)
+        options += [
+            Option(node.ir, a, (direct - cost(_TILES[a.kernel], *sizes)) * o * c / DIRECT_SPEED, growth[a])
+            for a in growth
+            if cost(_TILES[a.kernel], *sizes) < direct
+        ]
     chosen: dict[ir.Node, Option] = {}
     for option in sorted(options, key=lambda o: -o.saved / o.growth):
         before = chosen.get(option.node)
@@ -342,8 +367,17 @@ class Option:
     growth: int  # bytes
 
 
-# Of F(4x4,3x3) per pixel and pair of channels, where nothing was measured: half of 18 operations at 150 GFLOP/s.
-SECONDS_SAVED = 9 / 150e9
+DIRECT_SPEED = 200e9  # operations per second; only the order of the options depends on it
+
+
+def cost(tile: int | None, batch: int, height: int, width: int) -> int:
+    """What a pair of channels costs, in direct operations: the arithmetic, or reading the weights from memory if that takes
+    longer. `tile` None: direct. The same estimate is in winograd.hpp: winograd_pays."""
+    byte = 5  # direct operations in the time that a byte takes from memory
+    if tile is None:
+        return max(18 * batch * height * width, byte * 9 * 4)
+    tiles = batch * -(-height // tile) * -(-width // tile)
+    return max(104 * tiles, byte * 36 * 4) if tile == 4 else max(40 * tiles, byte * 16 * 4)
 
 
 def _winograd_fits(node: Node, weights: Constant) -> bool:
