@@ -106,7 +106,7 @@ def not_slower(folder: Path, name: str, exporter: str) -> bool:
         levels = [Path(written) / f"O{level}" for level in (2, 3)]
         for level, path in zip((2, 3), levels):
             opsmith.optimize(folder, path, level, "ort-cpu" if level == 3 else "portable", check=False, timing=False)
-        result = opsmith.bench([folder, *levels], shapes=SIZES[name], rtol=1e-3, atol=1e-4, seconds=20)
+        result = opsmith.bench([folder, *levels], shapes=SIZES[name], rtol=1e-3, atol=1e-4, seconds=12)
     text = ", ".join(
         f"{e.label} {e.ratio.value:.3f} ({e.ratio.low:.3f} to {e.ratio.high:.3f})" for e in result.entries[1:]
     )
