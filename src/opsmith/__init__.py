@@ -28,6 +28,7 @@ _VERBS = {
     "optimize": "opsmith.rewrite",
     "compile": "opsmith.compile",
     "quantize": "opsmith.compress.quantize",
+    "prune": "opsmith.compress.prune",
     "bench": "opsmith.measure.bench",
     "profile": "opsmith.measure.profile",
     "compare": "opsmith.measure.compare",

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from opsmith import machine, progress, settings, store
 from opsmith.compile import keep, tune
 from opsmith.compile.build import Compiler, build, find_compiler
+from opsmith.compile.cache import IN_PLACE, grow_in_place, restore_declared
 from opsmith.compile.choose import EVERYTHING, chooser, original_names, structure
 from opsmith.compile.convert import Blob, replace_regions, save_converted, write_weights
 from opsmith.compile.emit import Source, emit_instances, emit_region, emit_registration
@@ -133,6 +134,7 @@ def write(
     record(draft, cut, result, domain, library, tool)
     parts = time_parts(cut, blobs, domain, data, src) if measure and tool and not whole(cut) else None
     replace_regions(cut.model, cut.regions, blobs, domain, data)
+    restore_declared(cut.model)
     save_converted(cut.model, draft.path, data)
     _copy_test_data(src, draft)
     if verify and tool:
@@ -185,6 +187,7 @@ def rewrite(model: ir.Model) -> None:
 
     simplify(model)
     rewrite_model(model, level=2, only=COMPILER_RULES)
+    grow_in_place(model)
     simplify(model)
 
 
@@ -382,6 +385,7 @@ def record(
         "compiler": f"{tool.name} {tool.version}" if tool else None,
         "regions": [{**dataclasses.asdict(r), "nodes": len(r.nodes)} for r in result.regions],
         "left_to_ort": counts,
+        "cache": "in place" if cut.model.meta.get(IN_PLACE) else None,
         "algorithms": {n: notes.count(n) for n in sorted(set(notes))},
         "seconds": result.seconds,
         **({"tuned": result.tuning.to_dict()} if result.tuning else {}),

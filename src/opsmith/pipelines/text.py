@@ -3,7 +3,9 @@
     generator = TextGenerator("models/gpt2")
     generator.generate(["A red apple"], max_new_tokens=40, sampling=Sampling(temperature=0.8, seed=1))
 
-Presents stay ONNX Runtime values from step to step (I/O binding): they never pass through Python or numpy.
+The cache never passes through Python. With a compiled variant it is one buffer per layer, with room for the whole sequence, in which the
+model writes the new rows and nothing else (docs/write.md). A model that is not compiled joins past and new rows itself, which
+copies the cache once per token; the values then stay with ONNX Runtime from step to step (I/O binding).
 """
 
 from __future__ import annotations
@@ -69,6 +71,8 @@ class TextGenerator:
                 f"{self.path} has no past_key_values inputs",
                 "export it again with `opsmith export`, which keeps the KV cache",
             )
+        # Whether the model appends to a cache with room instead of joining a new one.
+        self.in_place = (store.read_record(self.path).get("compiled") or {}).get("cache") == "in place"
         self.tokenizer = load_tokenizer(self.home)
         self.config = config = self._config()
         self.context = int(config.get("n_positions") or config.get("max_position_embeddings") or 1 << 30)
@@ -101,7 +105,7 @@ class TextGenerator:
         sampling = sampling or Sampling()
         encoded = [self._encode(t, max_new_tokens) for t in texts]
         rows = [_Row(t, ids, sampling.generator(c)) for t, ids in zip(texts, encoded) for c in range(n)]
-        cache = _Cache(self, len(rows))
+        cache = make_cache(self, len(rows), max(len(r.ids) for r in rows) + max_new_tokens)
         logits = self._prompt(rows, cache)
         started = time.perf_counter()
         decoded = 0
@@ -135,7 +139,7 @@ class TextGenerator:
             )
         return ids
 
-    def _prompt(self, rows: list[_Row], cache: _Cache) -> Array:
+    def _prompt(self, rows: list[_Row], cache: Cache) -> Array:
         """All prompts in one pass, padded on the left; logits of the last position (rows, vocabulary)."""
         longest = max(len(r.ids) for r in rows)
         ids = np.zeros((len(rows), longest), np.int64)
@@ -149,7 +153,7 @@ class TextGenerator:
         self.speed = Speed(int(mask.sum()), time.perf_counter() - started, 0, 0.0)
         return logits
 
-    def _step(self, rows: list[_Row], cache: _Cache) -> Array:
+    def _step(self, rows: list[_Row], cache: Cache) -> Array:
         ids = np.array([[r.tokens[-1]] for r in rows], np.int64)
         positions = np.array([[len(r.ids) + len(r.tokens) - 1] for r in rows], np.int64)
         mask = np.concatenate([cache.mask, np.ones((len(rows), 1), np.int64)], axis=1)
@@ -192,43 +196,86 @@ class _Row:
     ended: str | None = None
 
 
-class _Cache:
-    """The KV cache between steps: presents of one run are the past of the next, as ORT values, without a copy in Python."""
+class Cache:
+    """The KV cache between steps, of a model that joins past and new rows: its presents are the past of the next run."""
 
-    def __init__(self, owner: TextGenerator, rows: int) -> None:
+    def __init__(self, owner: TextGenerator, rows: int, room: int = 0) -> None:
+        """ROWS sequences; ROOM is how long they may become, where memory is taken for all of it at once."""
         self.session = owner.session
         self.inputs = owner.inputs
         self.mask = np.zeros((rows, 0), np.int64)
-        self.values = {}
-        for name in owner.past:
-            shape = [rows, *owner.inputs[name].shape[1:]]
-            shape[2] = 0
-            if any(not isinstance(d, int) for d in shape):
-                raise OpsmithError(f"{name} has an unexpected shape {owner.inputs[name].shape}")
-            kind = np.float16 if owner.inputs[name].type == "tensor(float16)" else np.float32
-            self.values[name] = ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, kind))
+        self.values = {name: _empty(owner.inputs[name], rows, room) for name in owner.past}
+        self.outputs = [o.name for o in self.session.get_outputs()]
 
     def run(self, ids: Array, mask: Array, positions: Array) -> Array:
         """Feed (rows, new) tokens after what is cached; logits of the last position."""
         binding = self.session.io_binding()
-        feed = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-        for name, array in feed.items():
-            if name in self.inputs:
-                binding.bind_cpu_input(name, np.ascontiguousarray(array))
+        self._bind_tokens(binding, ids, mask, positions)
         for name, value in self.values.items():
             binding.bind_ortvalue_input(name, value)
-        names = [o.name for o in self.session.get_outputs()]
-        for name in names:
+        for name in self.outputs:
             binding.bind_output(name, "cpu")
+        found = dict(zip(self.outputs, self._run(binding)))
+        self.values = {n: found[_present(n)] for n in self.values}
+        self.mask = mask
+        return _last(found["logits"])
+
+    def _bind_tokens(self, binding: Any, ids: Array, mask: Array, positions: Array) -> None:
+        for name, array in (("input_ids", ids), ("attention_mask", mask), ("position_ids", positions)):
+            if name in self.inputs:
+                binding.bind_cpu_input(name, np.ascontiguousarray(array))
+
+    def _run(self, binding: Any) -> Any:
         try:
             self.session.run_with_iobinding(binding)
         except Exception as error:
             raise OpsmithError(f"ONNX Runtime failed to run the model: {session.one_line(error)}") from error
-        found = dict(zip(names, binding.get_outputs()))
-        self.values = {n: found[n.replace("past_key_values", "present")] for n in self.values}
+        return binding.get_outputs()
+
+
+class InPlaceCache(Cache):
+    """One buffer per past with room for the whole sequence. It is both past and present: only the new rows are written.
+
+    Memory that was never written takes no room in RAM, so what is resident grows with the sequence.
+    """
+
+    def __init__(self, owner: TextGenerator, rows: int, room: int) -> None:
+        super().__init__(owner, rows, room)
+        self.binding = self.session.io_binding()
+        for name, value in self.values.items():
+            self.binding.bind_ortvalue_input(name, value)
+
+    def run(self, ids: Array, mask: Array, positions: Array) -> Array:
+        self._bind_tokens(self.binding, ids, mask, positions)
+        self.binding.clear_binding_outputs()
+        self.binding.bind_output("logits", "cpu")
+        for name, value in self.values.items():
+            self.binding.bind_ortvalue_output(_present(name), value)
+        found = self._run(self.binding)
         self.mask = mask
-        logits = found["logits"].numpy()
-        return np.asarray(logits[:, -1])
+        return _last(found[0])
+
+
+def make_cache(owner: TextGenerator, rows: int, room: int) -> Cache:
+    return InPlaceCache(owner, rows, room) if owner.in_place else Cache(owner, rows)
+
+
+def _empty(spec: Any, rows: int, room: int) -> ort.OrtValue:
+    shape = [rows, *spec.shape[1:]]
+    shape[2] = room
+    if any(not isinstance(d, int) for d in shape):
+        raise OpsmithError(f"{spec.name} has an unexpected shape {spec.shape}")
+    return ort.OrtValue.ortvalue_from_numpy(
+        np.empty(shape, np.float16 if spec.type == "tensor(float16)" else np.float32)
+    )
+
+
+def _present(name: str) -> str:
+    return name.replace("past_key_values", "present")
+
+
+def _last(logits: ort.OrtValue) -> Array:
+    return np.asarray(logits.numpy()[:, -1])
 
 
 def choose_variant(folder: Path, name: str | None = None) -> Path:

@@ -265,6 +265,18 @@ def _kv_append(b: Body, calls: Calls, past: ir.Value, new: ir.Value) -> Any:
     return b.Concat(past, new, axis=2)
 
 
+def _cache_append(b: Body, calls: Calls, past: ir.Value, new: ir.Value, total: ir.Value) -> Any:
+    """The first total - S rows of past, the S new ones, and what room past has beyond (compile/cache.py)."""
+    axis, zero = b.ints(2), b.ints(0)
+    cached = b.Sub(total, b.Slice(b.Shape(new), axis, b.ints(3)))
+    room = b.Max(total, b.Slice(b.Shape(past), axis, b.ints(3)))
+    return b.Concat(b.Slice(past, zero, cached, axis), new, b.Slice(past, total, room, axis), axis=2)
+
+
+def _cache_rows(b: Body, calls: Calls, cache: ir.Value, total: ir.Value) -> Any:
+    return b.Slice(cache, b.ints(0), total, b.ints(2))
+
+
 # --- linear and convolution with what follows them -------------------------------------------------------
 
 ACTIVATIONS: dict[str, Callable[[Body, Calls, ir.Value], Any]] = {
@@ -334,6 +346,8 @@ LIBRARY: dict[str, Function] = {
     "Rotary": Function(("x", "cos", "sin"), _rotary),
     "RotaryInterleaved": Function(("x", "cos", "sin"), _rotary_interleaved),
     "KvAppend": Function(("past", "new"), _kv_append),
+    "CacheAppend": Function(("past", "new", "total"), _cache_append),
+    "CacheRows": Function(("cache", "total"), _cache_rows),
     "UpsampleConv": Function(("x", "weight", "bias"), _upsample_conv, (("factor", _FLOAT), *_CONV)),
     **{f"Linear{a}{r}": _linear(a, bool(r)) for a in ("", *ACTIVATIONS) for r in ("", "Residual")},
     **{

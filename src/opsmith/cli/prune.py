@@ -1,0 +1,65 @@
+"""opsmith prune SRC DEST"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opsmith.cli import console
+
+PANEL = "Road"
+ORDER = 31
+
+
+def command(
+    src: Annotated[Path, typer.Argument(help="The model: a variant folder or .onnx file.")],
+    dest: Annotated[Path, typer.Argument(help="Where to write it: a variant folder or .onnx file.")],
+    method: Annotated[str, typer.Option(help="heads, neurons, structured (both) or magnitude.")] = "structured",
+    ratio: Annotated[float | None, typer.Option(help="Share of the heads' or neurons' weights that goes.")] = None,
+    shrink: Annotated[float | None, typer.Option(help="Instead: share of all weights of the model.")] = None,
+    importance: Annotated[str, typer.Option(help="activations, or weights for comparison.")] = "activations",
+    repair: Annotated[bool, typer.Option(help="Fit the weights that stay by least squares.")] = True,
+    uniform: Annotated[bool, typer.Option("--uniform", help="The same share from every layer.")] = False,
+    calibration: Annotated[
+        list[str] | None,
+        typer.Option(help="Text, .npz file, folder, or `generated`; repeatable. The stored test data by default."),
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Calibration cases made from text or generated.")] = 64,
+    threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
+) -> None:
+    """Remove the attention heads and neurons that matter least, measure what that costs, write portable ONNX."""
+    from opsmith.compress.prune import prune
+
+    given: object = "generated" if calibration == ["generated"] else calibration
+    result = prune(
+        src, dest, method=method, ratio=ratio, shrink=shrink, importance_by=importance, repair=repair, uniform=uniform,
+        calibration=given or None, samples=samples, threads=threads,
+    )  # fmt: skip
+    if result.groups:
+        table = console.table("group", "units", ">before", ">kept")
+        for row in result.groups:
+            table.add_row(console.escape(row.name), row.kind, str(row.units), str(row.kept))
+        console.show(table)
+    for line in result.refused:
+        console.say(f"left as it was: {console.escape(line)}")
+    found = result.quality
+    table = console.table("", ">before", ">after")
+    table.add_row("size", console.bytes_text(result.before), console.bytes_text(result.after))
+    what = "weights that are not zero" if result.method == "magnitude" else "weights"
+    table.add_row(what, str(result.weights[0]), str(result.weights[1]))
+    table.add_row("relative error", "", f"{found.error:.2e}")
+    table.add_row("cosine similarity", "", f"{found.cosine:.6f}")
+    if found.kl is not None and found.top1 is not None:
+        table.add_row("KL divergence, nats", "", f"{found.kl:.2e}")
+        table.add_row("top-1 agreement", "", f"{found.top1:.1%}")
+    console.show(table)
+    console.say(
+        "judged on calibration cases kept apart"
+        if result.judged_apart
+        else "judged on the calibration cases themselves"
+    )
+    if result.note:
+        console.say(f"note: {result.note}")
+    console.say(f"written: {console.escape(str(result.variant.path))}")

@@ -1,0 +1,33 @@
+// The KV cache: `rows` new rows of every head behind the `cached` ones.
+//
+// present [batch][heads][present_room][size] may be the memory of past [batch][heads][past_room][size] itself: then both have
+// the same room, and only the new rows are written. Otherwise the cached rows are copied first.
+#pragma once
+
+#include "base.hpp"
+
+namespace opsmith {
+
+struct CacheShape {
+  i64 batch, heads, rows, size, cached, past_room, present_room;
+  i64 fresh_batch, fresh_head, fresh_row;  // strides of the new rows; size is contiguous
+};
+
+template <class T>
+void cache_append(const Pool& pool, const CacheShape& s, const T* past, const T* fresh, T* present) {
+  const bool in_place = past == present;
+  const i64 per_head = (in_place ? s.rows : s.cached + s.rows) * s.size;
+  const i64 grain = max<i64>(1, 16384 / max<i64>(1, per_head));
+  pool.parallel_ranges(s.batch * s.heads, grain, [&](i64 begin, i64 end) {
+    for (i64 i = begin; i < end; ++i) {
+      T* to = present + i * s.present_room * s.size;
+      if (!in_place && s.cached > 0)
+        memcpy(to, past + i * s.past_room * s.size, static_cast<size_t>(s.cached * s.size) * sizeof(T));
+      const T* from = fresh + i / s.heads * s.fresh_batch + i % s.heads * s.fresh_head;
+      for (i64 r = 0; r < s.rows; ++r)
+        memcpy(to + (s.cached + r) * s.size, from + r * s.fresh_row, static_cast<size_t>(s.size) * sizeof(T));
+    }
+  });
+}
+
+}  // namespace opsmith

@@ -1,0 +1,196 @@
+"""prune: what is removed is really gone, what is left computes the same as the source with those parts silenced."""
+
+from __future__ import annotations
+
+import shutil
+
+import models
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import opsmith
+from opsmith import session, store
+from opsmith.cli import main
+from opsmith.compress import importance, quality
+from opsmith.compress.layers import find_layers
+from opsmith.compress.prune import _cut_feed, prune
+from opsmith.compress.prune_heads import find_heads
+from opsmith.compress.prune_neurons import find_neurons
+from opsmith.compress.structure import remove_units
+from opsmith.errors import OpsmithError
+from opsmith.pipelines.text import TextGenerator
+from opsmith.rewrite import COMPILER_RULES, rewrite_model
+
+FAMILIES = [(n, e) for n in ("gpt2", "llama", "bert") for e in ("dynamo", "torchscript")]
+
+
+def rewritten(name, exporter):
+    model = store.open_model(models.tiny_variant(name, exporter))
+    rewrite_model(model, level=2, only=[*(r for r in COMPILER_RULES if r != "parallel_matmul"), "kv_append"])
+    return model
+
+
+def groups_of(model, kind):
+    layers = {layer.node: layer for layer in find_layers(model)}
+    find = find_heads if kind == "heads" else find_neurons
+    return find(model, layers)[0]
+
+
+def silence(group, kept):
+    """Zero the rows that read removed units: the source as if they said nothing."""
+    layer = group.sink
+    weight = layer.matrix().copy()
+    weight[~np.isin(group.sink_labels, kept)] = 0
+    stored = np.ascontiguousarray(weight.T if layer.transposed else weight)
+    name = f"silent_{layer.node.name}"
+    value = ir.Value(name=name, const_value=ir.Tensor(stored, name=name))
+    layer.node.graph.register_initializer(value)
+    layer.node.replace_input_with(1, value)
+
+
+@pytest.mark.parametrize("kind", ["heads", "neurons"])
+@pytest.mark.parametrize(("name", "exporter"), FAMILIES)
+def test_the_smaller_model_is_the_source_with_those_units_silenced(name, exporter, kind):
+    quiet, small = rewritten(name, exporter), rewritten(name, exporter)
+    feed = quality._generated(quiet, 1, True)[0]
+    keeps = []
+    for i, (a, b) in enumerate(zip(groups_of(quiet, kind), groups_of(small, kind), strict=True)):
+        kept = np.arange(a.units)[i % 2 :: 2] if kind == "neurons" else np.arange(a.units)[: max(1, a.units - 1)]
+        silence(a, kept)
+        remove_units(small, b, kept)
+        keeps.append((b, kept))
+    assert len(keeps) == 2  # layers of the tiny models
+    outputs = [v.name for v in quiet.graph.outputs if not v.name.startswith("present")]
+    wanted = session.run(session.load(quiet, threads=1), feed, outputs)
+    found = session.run(
+        session.load(small, threads=1), _cut_feed(feed, [g for g, _ in keeps], [k for _, k in keeps]), outputs
+    )
+    for a, b in zip(wanted, found):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "exporter"), FAMILIES)
+def test_structured_pruning_shrinks_weights_and_cache(tmp_path, name, exporter):
+    source = models.tiny_variant(name, exporter)
+    result = prune(
+        source, tmp_path / "m" / "small", method="heads", ratio=0.3, calibration="generated", samples=6, uniform=True
+    )
+    assert result.refused == () and all(r.kept < r.units for r in result.groups)
+    found = opsmith.load(result.variant.path)
+    before = opsmith.load(source)
+    for a, b in zip(before.get_inputs(), found.get_inputs(), strict=True):
+        if a.name.startswith("past_key_values"):
+            assert b.shape[1] < a.shape[1] and b.shape[3] == a.shape[3]
+    assert (tmp_path / "m" / "small" / "test_data_set_0").is_dir()
+    assert result.quality.error < 1
+
+
+def test_a_pruned_decoder_still_writes_and_compiles_to_the_same_text(tmp_path):
+    source = models.tiny_model("llama")
+    for file in source.iterdir():
+        if file.is_file():
+            (tmp_path / "m").mkdir(exist_ok=True)
+            shutil.copy(file, tmp_path / "m" / file.name)
+    prune(source / "dynamo", tmp_path / "m" / "small", ratio=0.3, calibration="generated", samples=6)
+    opsmith.compile(tmp_path / "m" / "small", tmp_path / "m" / "fast", regions="whole")
+    a, b = (TextGenerator(tmp_path / "m", v).generate("a red apple", max_new_tokens=12)[0] for v in ("small", "fast"))
+    assert a.tokens == b.tokens
+
+
+def mlp(path, *, residual_inside=False, k=16, hidden=64, seed=0):
+    rng = np.random.default_rng(seed)
+    low = rng.standard_normal((k, 6)).astype(np.float32)
+    w1 = (low @ rng.standard_normal((6, hidden))).astype(
+        np.float32
+    )  # 64 neurons that say 6 things: most can stand in for others
+    w2 = rng.standard_normal((hidden, k)).astype(np.float32)
+    weights = [numpy_helper.from_array(w1, "w1"), numpy_helper.from_array(w2, "w2")]
+    nodes = [helper.make_node("MatMul", ["x", "w1"], ["h"]), helper.make_node("Relu", ["h"], ["r"])]
+    if residual_inside:
+        nodes.append(helper.make_node("LayerNormalization", ["r", "s"], ["n"]))
+        weights.append(numpy_helper.from_array(np.ones(hidden, np.float32), "s"))
+    nodes.append(helper.make_node("MatMul", ["n" if residual_inside else "r", "w2"], ["y"], name="out"))
+    graph = helper.make_graph(
+        nodes, "mlp", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", k])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", k])], weights,
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+def test_repair_and_activations_lose_less_than_weight_size(tmp_path):
+    model = mlp(tmp_path / "mlp.onnx")
+    errors = {}
+    for name, options in {
+        "repaired": {}, "activations": {"repair": False}, "weights": {"repair": False, "importance_by": "weights"},
+    }.items():  # fmt: skip
+        result = prune(
+            model, tmp_path / name / "m.onnx", method="neurons", ratio=0.5, calibration=feeds(tmp_path), **options
+        )
+        assert result.groups[0].kept == 32
+        errors[name] = result.quality.error
+    assert errors["repaired"] < 0.7 * errors["activations"] < errors["weights"]
+
+
+def feeds(folder, count=12):
+    target = folder / "calibration"
+    target.mkdir(exist_ok=True)
+    for i in range(count):
+        np.savez(target / f"{i:02}.npz", x=np.random.default_rng(i).standard_normal((40, 16)).astype(np.float32))
+    return str(target)
+
+
+def test_least_squares_repair_is_the_best_there_is():
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((400, 5)) @ rng.standard_normal((5, 12)) + 0.1 * rng.standard_normal((400, 12))
+    w = rng.standard_normal((12, 3))
+    kept = np.array([0, 2, 3, 7, 8, 11])
+    fitted = importance.repaired(x.T @ x / len(x), w, kept)
+    best = np.linalg.lstsq(x[:, kept], x @ w, rcond=None)[0]
+    ours, least = (np.square(x[:, kept] @ m - x @ w).sum() for m in (fitted, best))
+    assert least <= ours < 1.01 * least
+    order = importance.removal(x.T @ x / len(x), w, np.arange(12), 12, 1, repair=True)
+    assert np.all(np.diff(order.costs) > -1e-9) and len(order.costs) == 11
+
+
+def test_magnitude_zeroes_and_says_that_nothing_gets_faster(tmp_path, capsys):
+    model = mlp(tmp_path / "mlp.onnx")
+    options = ["--method", "magnitude", "--ratio", "0.25", "--calibration", "generated"]
+    with pytest.raises(SystemExit) as done:
+        main(["prune", str(model), str(tmp_path / "z" / "m.onnx"), *options])
+    assert not done.value.code
+    said = " ".join(capsys.readouterr().out.split())
+    assert "dense kernels get no faster" in said
+    weights = [numpy_helper.to_array(t) for t in onnx.load(tmp_path / "z" / "m.onnx").graph.initializer]
+    assert [round(float((w == 0).mean()), 2) for w in weights] == [0.25, 0.25]
+
+
+def test_what_cannot_be_pruned_is_refused_with_the_reason(tmp_path, capsys):
+    mixed = mlp(tmp_path / "mixed.onnx", residual_inside=True)
+    with pytest.raises(OpsmithError, match="LayerNormalization"):
+        prune(mixed, tmp_path / "a.onnx", method="neurons", ratio=0.2, calibration="generated")
+    with pytest.raises(OpsmithError, match="no attention heads"):
+        prune(mixed, tmp_path / "a.onnx", method="heads", ratio=0.2, calibration="generated")
+    with pytest.raises(OpsmithError, match="makes no sense"):
+        prune(mixed, tmp_path / "a.onnx", ratio=1.5)
+    with pytest.raises(OpsmithError, match="not clear"):
+        prune(mixed, tmp_path / "a.onnx")
+    np.savez(tmp_path / "wrong.npz", x=np.zeros((3, 7), np.float32))
+    with pytest.raises(SystemExit) as done:
+        main(
+            [
+                "prune",
+                str(mixed),
+                str(tmp_path / "a.onnx"),
+                "--ratio",
+                "0.2",
+                "--calibration",
+                str(tmp_path / "wrong.npz"),
+            ]
+        )
+    assert done.value.code == 2
+    assert "shape 3x7" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "a.onnx").exists()
