@@ -93,7 +93,7 @@ def test_the_race_drops_who_falls_behind_and_keeps_the_own_choice() -> None:
 
     times = runner.race(list(speed), take, rounds=6, seconds=60)
     assert times == speed
-    assert turns.count(Candidate("a", 12, 1)) == 1
+    assert turns.count(Candidate("a", 12, 1)) == 1 and turns.count(Candidate("b")) == 1
     assert turns.count(Candidate("a")) == turns.count(Candidate("a", 6, 1)) == 6
 
 

@@ -21,7 +21,7 @@ from opsmith.errors import OpsmithError
 TURN = 2e-3  # seconds of a turn, at least: short kernels run several times in it
 ROUNDS = {1: 5, 2: 9}  # turns of a candidate that is never dropped
 SECONDS = {1: 2.0, 2: 12.0}  # of timing per task, after which the round in progress is the last
-DROP = (1.3, 1.12, 1.06, 1.04)  # after this many rounds: slower than the leader by this factor is out
+DROP = (2.5, 1.3, 1.12, 1.06, 1.04)  # after this many rounds: slower than the leader by this factor is out
 WORTH = 0.98  # a candidate must beat its kernel's own choice by this much to replace it
 FAR = 48 << 20  # bytes of weights to walk through, so that they come from memory as in a whole model
 TOLERANCE = 3e-5  # of the result's scale, over double precision; 15 times what plain fp32 sums of 10000 terms show
