@@ -1,4 +1,7 @@
-"""MNN on the same model, converted by MNN's own converter when it is loaded."""
+"""MNN on the same model, converted by MNN's native converter when it is loaded.
+
+Its Python wrapper `mnnconvert` is not used: it installs packages and sends statistics by itself.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ class Mnn:
         self._outputs = [o.name for o in proto.graph.output]
         with tempfile.TemporaryDirectory(prefix="opsmith-mnn-") as folder:
             converted = Path(folder) / "model.mnn"
-            command = [sys.executable, "-m", "MNN.tools.mnnconvert", "-f", "ONNX", "--modelFile", str(path)]
+            native = "import sys, _tools; _tools.mnnconvert(['mnnconvert', *sys.argv[1:]])"
+            command = [sys.executable, "-c", native, "-f", "ONNX", "--modelFile", str(path)]
             done = subprocess.run(
                 [*command, "--MNNModel", str(converted), "--bizCode", "opsmith"], capture_output=True, text=True
             )
