@@ -99,16 +99,23 @@ class BenchResult:
     clean: bool  # False: too few undisturbed rounds, all were used
     notes: list[str]
     seconds: float
+    taken: list[_Round] = dataclasses.field(default_factory=list, repr=False)  # not in the JSON
 
     @property
     def verified(self) -> bool:
         return all(entry.verified for entry in self.entries)
 
+    def ratio(self, label: str, over: str) -> Ratio:
+        """Time of one variant over that of any other, with its interval: rounds pair them all."""
+        names = [entry.label for entry in self.entries]
+        return _ratio(self.taken, self.clean, names.index(label), names.index(over))
+
     def __getitem__(self, label: str) -> Entry:
         return next(entry for entry in self.entries if entry.label == label)
 
     def to_dict(self) -> dict[str, Any]:
-        data = dataclasses.asdict(self)
+        data = dataclasses.asdict(dataclasses.replace(self, taken=[]))
+        del data["taken"]
         for entry, found in zip(self.entries, data["entries"]):
             found["verified"] = entry.verified
             found["gflops"] = entry.gflops
@@ -303,6 +310,7 @@ def bench(
         clean=clean,
         notes=notes,
         seconds=round(time.monotonic() - started, 3),
+        taken=taken,
     )
 
 
@@ -455,14 +463,6 @@ def _entry(
     seed: int,
 ) -> Entry:
     single = [r for r in taken if not clean or i not in r.dirty]
-    paired = [r for r in taken if not clean or not r.dirty & {0, i}]
-    groups = [
-        (
-            [plain_statistics.median(r.turns[i]) for r in paired if r.group == group],
-            [plain_statistics.median(r.turns[0]) for r in paired if r.group == group],
-        )
-        for group in sorted({r.group for r in paired})
-    ]
     run = summarize([s for r in single for s in r.turns[i]])
     candidate = track.candidate
     share = work / run.median / limits.flops if work is not None and limits else None
@@ -471,7 +471,7 @@ def _entry(
         path=candidate.path.name,
         runtime=candidate.runtime,
         run=run,
-        ratio=paired_ratio(groups, seed),
+        ratio=_ratio(taken, clean, i, 0, seed),
         load=plain_statistics.median(track.load),
         first=plain_statistics.median(track.first),
         peak_rss=max(track.peak_rss),
@@ -485,6 +485,18 @@ def _entry(
         errors=errors,
         rounds=[plain_statistics.median(r.turns[i]) for r in single],
     )
+
+
+def _ratio(taken: Sequence[_Round], clean: bool, i: int, over: int, seed: int = 0) -> Ratio:
+    paired = [r for r in taken if not clean or not r.dirty & {over, i}]
+    groups = [
+        (
+            [plain_statistics.median(r.turns[i]) for r in paired if r.group == group],
+            [plain_statistics.median(r.turns[over]) for r in paired if r.group == group],
+        )
+        for group in sorted({r.group for r in paired})
+    ]
+    return paired_ratio(groups, seed)
 
 
 def _flops(candidates: Sequence[Candidate], feed: Mapping[str, np.ndarray[Any, Any]], notes: list[str]) -> int | None:

@@ -48,6 +48,7 @@ class OutputCheck:
     needed_rtol: float
     needed_atol: float
     problem: str | None = None  # why it fails; None if it passes
+    scale: float = 0.0  # the largest |a|; 0 where nothing was compared as real numbers
 
     @property
     def ok(self) -> bool:
@@ -359,8 +360,9 @@ def compare_arrays(
         problem = f"{int(wrong.sum())} of {a.size} elements differ by more than rtol {used_rtol:g}, atol {used_atol:g}"
     cosine = _cosine(left, right)
     return OutputCheck(
-        name, dtype, b.shape, max_abs, max_rel, cosine, used_rtol, used_atol, needed_rtol, needed_atol, problem
-    )
+        name, dtype, b.shape, max_abs, max_rel, cosine, used_rtol, used_atol, needed_rtol, needed_atol, problem,
+        float(np.abs(left[np.isfinite(left)]).max(initial=0.0)),
+    )  # fmt: skip
 
 
 def _needed(distance: Array, allowed: Array, rtol: float, atol: float) -> tuple[float, float]:
