@@ -22,7 +22,7 @@ from opsmith.pipelines import edit, grammar, masks, pictures
 from opsmith.pipelines.diffusion import Callback, DiffusionApp, Generated
 from opsmith.pipelines.prompts import write_prompts
 from opsmith.studio.album import Album, Picture
-from opsmith.studio.jobs import Job, Jobs
+from opsmith.studio.jobs import EVERYONE, FINISHED, Job, Jobs
 from opsmith.studio.models import Models, run_opsmith
 from opsmith.studio.uploads import Limits
 
@@ -242,7 +242,12 @@ class Studio:
 
         return self.jobs.submit("pictures", "compare", owner, work, title=asked[0].prompt)
 
-    def compile(self, owner: str) -> Job:
+    def compile(self) -> Job:
+        """All browsers see it; who asks again gets the one that is under way."""
+        for job in self.jobs.of(EVERYONE):
+            if job.kind == "compile" and job.state not in FINISHED:
+                return job
+
         def work(job: Job) -> dict[str, Any]:
             remarks = self.models.compile(
                 lambda done, total, note: job.tell(step=done, total=total, note=note), job.stop.is_set
@@ -251,9 +256,9 @@ class Studio:
             self.warm_up([c.name for c in self.models.variants()])
             return {"remarks": remarks}
 
-        return self.jobs.submit("forge", "compile", owner, work, title="compile for this machine")
+        return self.jobs.submit("forge", "compile", EVERYONE, work, title="compile for this machine")
 
-    def report(self, owner: str, part: str) -> Job:
+    def report(self, part: str) -> Job:
         target = self.models.report_file(part)
 
         def work(job: Job) -> dict[str, Any]:
@@ -265,7 +270,7 @@ class Studio:
             self.jobs.news("models")
             return {"part": part}
 
-        return self.jobs.submit("forge", "report", owner, work, title=part)
+        return self.jobs.submit("forge", "report", EVERYONE, work, title=part)
 
 
 def _times(made: Generated) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from opsmith.pipelines.diffusion import Cancelled, Preview
 LONGEST_QUEUE = 32  # waiting jobs per model
 KEPT = 200  # finished jobs
 KEPT_SECONDS = 24 * 3600.0
+EVERYONE = "*"  # the owner of jobs that all browsers see
 FINISHED = ("done", "failed", "cancelled")
 
 
@@ -76,6 +77,9 @@ class Job:
         self.changed(self)
         if self.stop.is_set():
             raise Cancelled("cancelled")
+
+    def shown_to(self, owner: str) -> bool:
+        return self.owner in (owner, EVERYONE)
 
     def say(self, index: int, piece: str) -> None:
         """More of text number INDEX."""
@@ -218,7 +222,7 @@ class Jobs:
     def of(self, owner: str) -> list[Job]:
         with self._turn:
             self._expire()
-            return [job for job in self._all.values() if job.owner == owner]
+            return [job for job in self._all.values() if job.shown_to(owner)]
 
     def position(self, job: Job) -> int | None:
         """How many jobs are before it; None once it runs."""

@@ -38,7 +38,6 @@ class Choice:
     name: str
     compiled: bool
     seconds_per_step: float | None  # measured here, at the model's own size, with guidance
-    components: dict[str, str]
 
 
 class Models:
@@ -91,7 +90,8 @@ class Models:
     def parts(self) -> dict[str, Path]:
         """Model folders that can be compiled and measured: the pipeline's components, the writer, the mask finder."""
         pipeline = self.home("pictures")
-        found = {name: pipeline / name for name in COMPONENTS if (pipeline / name).is_dir()}
+        names = sorted(COMPONENTS, key=lambda name: name != "unet")  # the one that takes the time comes first
+        found = {name: pipeline / name for name in names if (pipeline / name).is_dir()}
         return {**found, "writer": self.home("writer"), "masks": self.home("masks")}
 
     # --- variants ----------------------------------------------------------------------------------------
@@ -103,9 +103,8 @@ class Models:
             raise OpsmithError(f"{home} is not a pipeline folder: it has no unet", "see docs/imagine.md")
         found = []
         for variant in store.variants(home / "unet"):
-            app = DiffusionApp(home, variant=variant.name)
             speed = self._speeds.get(self._speed_key(variant.name))
-            found.append(Choice(variant.name, _compiled(variant), speed, app.variants))
+            found.append(Choice(variant.name, _compiled(variant), speed))
         if not found:
             raise OpsmithError(f"{home / 'unet'} has no variant")
         return sorted(found, key=lambda c: c.compiled)

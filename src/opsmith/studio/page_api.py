@@ -80,7 +80,7 @@ def owner_of(request: Request) -> str:
     found: str | None = request.scope.get("opsmith.session")
     if not found:
         raise OpsmithError("this browser has no session yet", "open the page first, with cookies allowed")
-    return found
+    return f"browser {found}"
 
 
 def describe(studio: Studio) -> dict[str, Any]:
@@ -123,7 +123,7 @@ async def events(request: Request) -> StreamingResponse:
 
 async def _events(studio: Studio, owner: str) -> AsyncIterator[str]:
     """First everything as it is, then what changes. A page that connects again sees the same."""
-    async with studio.jobs.watch(lambda job: job.owner == owner) as watcher:
+    async with studio.jobs.watch(lambda job: job.shown_to(owner)) as watcher:
         yield _event("models", describe(studio))
         yield _event("gallery", [p.describe() for p in studio.album.of(owner)])
         yield _event("jobs", [studio.jobs.snapshot(job) for job in studio.jobs.of(owner)])
@@ -206,7 +206,7 @@ def picture(request: Request, name: str, download: bool = False) -> Response:
 
 def _job(request: Request, name: str) -> Job:
     job = studio_of(request).jobs.get(name)
-    if job is None or job.owner != owner_of(request):
+    if job is None or not job.shown_to(owner_of(request)):
         raise OpsmithError("this job is no longer known")
     return job
 
@@ -234,13 +234,15 @@ def cancel(request: Request, name: str) -> dict[str, Any]:
 @router.post("/compile")
 def compile_models(request: Request) -> JSONResponse:
     studio = studio_of(request)
-    return _started(studio, studio.compile(owner_of(request)))
+    owner_of(request)
+    return _started(studio, studio.compile())
 
 
 @router.post("/report")
 def measure(request: Request, asked: Part) -> JSONResponse:
     studio = studio_of(request)
-    return _started(studio, studio.report(owner_of(request), asked.part))
+    owner_of(request)
+    return _started(studio, studio.report(asked.part))
 
 
 @router.get("/report/{part}")

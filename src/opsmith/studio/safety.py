@@ -12,6 +12,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import secrets
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
@@ -29,6 +30,8 @@ Refuse = Callable[[Scope, int, str], App]
 SESSION = "opsmith_session"  # which browser this is; it sees its own jobs and pictures
 LOGIN = "opsmith_login"
 OPEN = ("/login", "/style.css", "/icon.svg", "/theme.js")  # what the login page needs
+
+DRAIN_TIMES, DRAIN_SECONDS = 8, 10.0  # how much of a refused body is read, as a multiple of what is allowed
 
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
@@ -85,7 +88,7 @@ class Guard:
         scope["opsmith.session"] = cookie(headers, SESSION)
         problem = self._problem(scope, headers)
         if problem is not None:
-            # Some clients report a broken connection instead of the answer if their body was not read.
+            await self._drain(receive)
             await self.refuse(scope, *problem)(scope, receive, send)
             return
         await self.app(scope, self._counted(receive), _with_headers(send))
@@ -114,6 +117,15 @@ class Guard:
             return True
         return hmac.compare_digest((cookie(headers, LOGIN) or "").encode(), self._token.encode())
 
+    async def _drain(self, receive: Receive) -> None:
+        """Read and drop what is still coming, within limits: a client that is cut off while it sends never sees why."""
+        seen, until = 0, time.monotonic() + DRAIN_SECONDS
+        while seen < DRAIN_TIMES * self.largest and time.monotonic() < until:
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if message["type"] != "http.request" or not message.get("more_body"):
+                return
+
     def _counted(self, receive: Receive) -> Receive:
         """For bodies without a length."""
         seen = 0
@@ -123,6 +135,8 @@ class Guard:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > self.largest:
+                if message.get("more_body"):
+                    await self._drain(receive)
                 raise TooLarge(f"the request is larger than {self.largest / 2**20:.0f} MB")
             return message
 

@@ -1,0 +1,94 @@
+"""A studio on a free port, with a cache and a folder of its own, and a browser to look at it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serving import Running, begin
+
+import opsmith
+from opsmith import starter
+from opsmith.studio.core import Studio
+from opsmith.studio.models import Models
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Nothing of these tests touches the user's cache."""
+    folder = tmp_path_factory.mktemp("studio")
+    before = os.environ.get("OPSMITH_CACHE")
+    os.environ["OPSMITH_CACHE"] = str(folder / "cache")
+    yield folder
+    os.environ.pop("OPSMITH_CACHE")
+    if before is not None:
+        os.environ["OPSMITH_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def pipeline(home: Path) -> Path:
+    """The starter's picture model with a second variant of the UNet."""
+    folder = home / "models" / "two"
+    shutil.copytree(starter.folder("pictures"), folder)
+    original = next(p for p in (folder / "unet").iterdir() if p.is_dir())
+    opsmith.optimize(original, folder / "unet" / f"{original.name}_rewritten")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def running(home: Path) -> Iterator[Running]:
+    """The starter models."""
+    made = begin(Studio(Models(), home / "pictures"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def running_two(home: Path, pipeline: Path) -> Iterator[Running]:
+    """A pipeline folder with two variants."""
+    made = begin(Studio(Models(pictures=pipeline), home / "pictures_two"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def visitor(running: Running) -> Iterator[httpx.Client]:
+    with running.visitor() as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def artefacts(home: Path) -> Path:
+    """Where screenshots go: OPSMITH_TEST_ARTEFACTS, else the temporary folder."""
+    folder = Path(os.environ.get("OPSMITH_TEST_ARTEFACTS") or home / "screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next((found for name in names if (found := shutil.which(name))), None)
+    if path is None:
+        pytest.skip("no chromium on this machine")
+    with playwright.sync_playwright() as player:
+        opened = player.chromium.launch(executable_path=path, args=FLAGS)
+        yield opened
+        opened.close()
