@@ -118,17 +118,22 @@ class Models:
         return choices[-1].name
 
     def note_speed(self, variant: str, step_seconds: Sequence[float]) -> bool:
-        """Keep the median of a run at the model's own size; the first step warms up. True if there was none yet."""
+        """Keep the median of a run at the model's own size, without its first step, which warms up.
+
+        The lowest of all runs stays: other programs can only make a run slower. True if this one is it.
+        """
         if len(step_seconds) < 4:
             return False
         key = self._speed_key(variant)
-        new = key not in self._speeds
-        self._speeds[key] = round(statistics.median(step_seconds[1:]), 5)
+        now = round(statistics.median(step_seconds[1:]), 5)
+        if now >= self._speeds.get(key, float("inf")):
+            return False
+        self._speeds[key] = now
         with contextlib.suppress(OSError):  # a full disk costs the memory of a speed, not the picture
             partial = self._speed_file.with_name(f".speeds.{os.getpid()}.tmp")
             partial.write_text(json.dumps(self._speeds, indent=1), encoding="utf-8")
             partial.replace(self._speed_file)
-        return new
+        return True
 
     def _speed_key(self, variant: str) -> str:
         given = self.given["pictures"]

@@ -34,6 +34,7 @@ router = APIRouter(prefix="/v1")
 OWNER = "api"
 WRITER = "writer"
 PICTURES = "pictures"
+PATIENCE = 0.3  # seconds between two looks whether the client is still there
 
 
 class UnknownModel(OpsmithError):
@@ -402,9 +403,13 @@ async def _until(request: Request, studio: Studio, job: Job, enough: Callable[[]
     """Until the job has ended or is far enough. A client that goes away, or a failure, ends it."""
     try:
         async with studio.jobs.watch(lambda other: other is job) as watcher:
+            looked = time.monotonic()
             while job.state not in FINISHED and not enough():
-                if not await watcher.next(0.5) and await request.is_disconnected():
-                    raise JobFailed("the client went away")
+                await watcher.next(PATIENCE)
+                if time.monotonic() - looked >= PATIENCE:
+                    looked = time.monotonic()
+                    if await request.is_disconnected():
+                        raise JobFailed("the client went away")
     except BaseException:
         _end(studio, job)
         raise

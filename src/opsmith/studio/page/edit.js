@@ -10,7 +10,7 @@ const COLOURS = ["red", "orange", "gold", "green", "teal", "blue", "purple", "ho
 let found = ""; // the words of the last search
 
 export function init() {
-  selection.init((share) => { $("share").textContent = share ? `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} % selected` : "nothing selected"; });
+  selection.init((share) => { $("share").textContent = share ? `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} % selected` : "no selection"; });
   $("select-form").addEventListener("submit", (event) => { event.preventDefault(); find(); });
   $("sure").addEventListener("change", find);
   radios(document.querySelector("#change .segmented"), (button) => {

@@ -121,10 +121,10 @@ function models() {
   const cards = variants.map((v) => {
     const input = el("input", { type: "radio", name: "variant", value: v.name, checked: v.name === chosen });
     const speed = v.seconds_per_step == null ? "not measured yet" : `${duration(v.seconds_per_step)} a step`;
-    const gain = v.seconds_per_step && slowest / v.seconds_per_step > 1.02 ? ` · ${(slowest / v.seconds_per_step).toFixed(2)}×` : "";
+    const gain = v.seconds_per_step && slowest / v.seconds_per_step > 1.02 ? `${(slowest / v.seconds_per_step).toFixed(2)}× as fast` : "";
     return el("label", { className: "variant" }, input,
       el("span", {}, el("b", { textContent: v.compiled ? "compiled" : "original" }), el("small", { textContent: v.name })),
-      el("span", { className: "speed", textContent: speed + gain }));
+      el("span", { className: "speed" }, speed, ...(gain ? [el("b", { textContent: gain })] : [])));
   });
   $("variants").replaceChildren($("variants").querySelector("legend"), ...cards);
 }

@@ -1,0 +1,155 @@
+"""The studio's models: compiling in the background, the cache, measured speeds; the server as a process; memory."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from serving import Running
+
+from opsmith.errors import OpsmithError
+from opsmith.pipelines.diffusion import Cancelled
+from opsmith.studio.core import Studio, Wish
+from opsmith.studio.models import Models, run_opsmith
+
+
+def test_a_part_is_compiled_into_the_cache_and_the_package_stays_as_it_is(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OPSMITH_CACHE", str(tmp_path))
+    models = Models()
+    package = models.home("pictures")
+    before = sorted(package.rglob("*"))
+    every = Models.parts
+    monkeypatch.setattr(Models, "parts", lambda self: {"text_encoder": every(self)["text_encoder"]})  # the quickest
+    told: list[tuple[int, int, str]] = []
+    assert models.uncompiled() == ["text_encoder"]
+    assert models.compile(lambda *news: told.append(news), lambda: False) == []
+    assert told == [(0, 1, "compiling text_encoder"), (1, 1, "compiled")]
+    assert models.uncompiled() == []
+    assert tmp_path in models.home("pictures").parents
+    assert sorted(package.rglob("*")) == before
+    again = Models()  # another start finds it
+    assert again.uncompiled() == []
+
+
+def test_a_verb_in_a_process_of_its_own_fails_with_its_line_and_ends_when_told() -> None:
+    with pytest.raises(OpsmithError, match="nowhere"):
+        run_opsmith(["inspect", "nowhere"], lambda: False)
+    started = time.monotonic()
+    with pytest.raises(Cancelled):
+        run_opsmith(["demo", "never"], lambda: True)
+    assert time.monotonic() - started < 15
+    assert not Path("never").exists()
+
+
+def test_speeds_are_kept_for_the_next_start(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OPSMITH_CACHE", str(tmp_path))
+    models = Models()
+    name = models.variants()[0].name
+    assert models.variants()[0].seconds_per_step is None
+    assert models.note_speed(name, [0.5, 0.2]) is False  # too few
+    assert models.note_speed(name, [9.0, 0.2, 0.3, 0.4]) is True  # the first one warms up
+    assert models.note_speed(name, [0.1, 0.9, 0.8, 0.9]) is False  # a busy machine
+    assert models.variants()[0].seconds_per_step == 0.3
+    assert Models().variants()[0].seconds_per_step == 0.3
+    assert Models(threads=1).variants()[0].seconds_per_step is None
+
+
+def test_warming_up_measures_the_speed(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OPSMITH_CACHE", str(tmp_path))
+    studio = Studio(Models(), tmp_path / "pictures")
+    job = studio.warm_up()
+    until = time.monotonic() + 60
+    while job.state not in ("done", "failed", "cancelled") and time.monotonic() < until:
+        time.sleep(0.02)
+    assert (job.state, job.error) == ("done", "")
+    assert studio.models.variants()[0].seconds_per_step
+    assert not (tmp_path / "pictures").exists()  # its picture is kept nowhere
+    studio.jobs.close()
+
+
+@pytest.mark.parametrize(("verb", "where"), [("studio", "/"), ("serve", "/v1/models")])
+def test_the_command_serves_and_ends_politely(home: Path, tmp_path: Path, verb: str, where: str) -> None:
+    more = ["--no-browser"] if verb == "studio" else []
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "opsmith", verb, "--port", "0", *more],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_absolute(),
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        address = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert address, line
+        assert httpx.get(address[0] + where, timeout=60).status_code == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert "Traceback" not in process.stdout.read()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+    assert list(tmp_path.iterdir()) == []  # nothing is written before a picture is made
+
+
+def _absolute() -> dict[str, str]:
+    paths = [str(Path(p).resolve()) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_fifty_generations(running: Running) -> None:
+    """As the page asks for them, with previews; what the first ten need may stay."""
+
+    def resident() -> float:
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    with running.visitor() as client:
+        seen = []
+        for i in range(50):
+            wish = Wish("a red apple on a yellow background", steps=8, seed=i)
+            body = {"prompt": wish.prompt, "steps": wish.steps, "seed": wish.seed}
+            job = running.done(client, client.post("/api/pictures", json=body))
+            assert job["state"] == "done", job["error"]
+            seen.append(resident())
+    growth = sum(seen[-10:]) / 10 - sum(seen[10:20]) / 10
+    print(f"memory: {seen[0]:.0f} MB after the first, {seen[10]:.0f} after 11, {seen[-1]:.0f} after 50")
+    assert growth < 12, seen
+
+
+@pytest.mark.slow
+def test_all_starter_models_are_compiled_in_the_background(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPSMITH_CACHE", str(tmp_path))
+    studio = Studio(Models(), tmp_path / "pictures")
+    job = studio.compile()
+    assert studio.compile() is job  # who asks twice gets the same one
+    until = time.monotonic() + 900
+    while job.state not in ("done", "failed", "cancelled") and time.monotonic() < until:
+        time.sleep(0.1)
+    assert (job.state, job.error) == ("done", "")
+    assert studio.models.uncompiled() == []
+    assert [c.compiled for c in studio.models.variants()] == [False, True]
+    while any(c.seconds_per_step is None for c in studio.models.variants()) and time.monotonic() < until:
+        time.sleep(0.1)
+    print({c.name: c.seconds_per_step for c in studio.models.variants()})
+    report = studio.report("unet")
+    while report.state not in ("done", "failed", "cancelled") and time.monotonic() < until:
+        time.sleep(0.1)
+    assert (report.state, report.error) == ("done", "")
+    text = studio.models.report_file("unet").read_text(encoding="utf-8")
+    assert "Where the time goes" in text
+    assert all(c.name in text for c in studio.models.variants())
+    studio.jobs.close()
