@@ -1,8 +1,8 @@
-"""One table for the variants of a text model: source, int8, int4, fp16, and each compiled.
+"""One table for the variants of a text model: without and with KV cache, int8, int4, fp16, pruned, and each compiled.
 
     python benchmarks/text_models.py models/gpt2/dynamo story.txt --out table
 
-Makes the variants that are missing beside the source, then scores all of them. Writes table.md and table.csv. Run it on
+Makes the variants that are missing beside the source, then scores all of them. Writes table.md, table.csv and table.png. Run it on
 a quiet machine: the speeds are only as good as that.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import opsmith
 from opsmith.errors import OpsmithError
+from opsmith.measure.chart_text import plot
 from opsmith.measure.score_text import csv_text, markdown, score_text
 
 # name -> options of quantize
@@ -22,6 +23,7 @@ VARIANTS = {
     "int4_mixed": {"bits": 4, "block": 32, "max_error": 0.08},
     "fp16": {"method": "fp16"},
 }
+PRUNED = {"method": "structured", "shrink": 0.125}
 
 
 def main() -> None:
@@ -29,6 +31,7 @@ def main() -> None:
     parser.add_argument("source", type=Path, help="the variant folder to start from")
     parser.add_argument("text", type=Path)
     parser.add_argument("--out", type=Path, default=Path("text_models"), help="path of the tables, without an ending")
+    parser.add_argument("--calibration", type=Path, help="text for pruning; the scored text by default, which flatters")
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
@@ -41,15 +44,24 @@ def main() -> None:
         if not target.exists():
             opsmith.quantize(args.source, target, calibration=args.text, threads=args.threads, **options)
         found.append(target)
+    pruned = home / "pruned"
+    if not pruned.exists():
+        opsmith.prune(
+            args.source, pruned, calibration=args.calibration or args.text, samples=96, threads=args.threads, **PRUNED
+        )
+    found.append(pruned)
     if not args.no_compile:
         for variant in list(found):
             target = home / f"{variant.name}_compiled"
             if not target.exists():
                 opsmith.compile(variant, target)
             found.append(target)
-    rows = score_text(found, args.text, tokens=args.tokens, decode=args.decode, threads=args.threads)
+    rows = score_text(
+        found, args.text, tokens=args.tokens, decode=args.decode, threads=args.threads, without_cache=[args.source, pruned],
+    )  # fmt: skip
     args.out.with_suffix(".md").write_text(markdown(rows), encoding="utf-8")
     args.out.with_suffix(".csv").write_text(csv_text(rows), encoding="utf-8")
+    plot(rows, args.out.with_suffix(".png"))
     print(markdown(rows))
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import models
 import numpy as np
 import pytest
+from PIL import Image
 
 from opsmith.cli import main
 from opsmith.compress.quality import log_softmax
@@ -88,13 +89,42 @@ def test_tables_hold_every_model(rows):
 
 
 def test_the_command_writes_its_tables(folder, capsys):
-    arguments = ["score", "text", str(folder / "dynamo"), "--text", str(folder / "words.txt"), "--decode", "2"]
+    source = str(folder / "dynamo")
+    arguments = [
+        "score",
+        "text",
+        source,
+        "--text",
+        str(folder / "words.txt"),
+        "--decode",
+        "4",
+        "--without-cache",
+        source,
+    ]
     with pytest.raises(SystemExit) as ended:
-        main([*arguments, "--csv", str(folder / "out.csv"), "--markdown", str(folder / "out.md"), "--threads", "1"])
+        main(
+            [
+                *arguments,
+                "--csv",
+                str(folder / "out.csv"),
+                "--markdown",
+                str(folder / "out.md"),
+                "--plot",
+                str(folder / "out.png"),
+                "--threads",
+                "1",
+            ]
+        )
     assert ended.value.code == 0 and "perplexity" in capsys.readouterr().out
     assert (folder / "out.csv").read_text().startswith("name,perplexity") and "| dynamo |" in (
         folder / "out.md"
     ).read_text()
+    read = list(csv.DictReader((folder / "out.csv").read_text().splitlines()))
+    assert [r["name"] for r in read] == ["dynamo, no cache", "dynamo"] and float(read[1]["kl"]) < 1e-9
+    with Image.open(folder / "out.png") as picture:
+        assert picture.format == "PNG" and picture.width > 1000
+        colours = {c for _, c in picture.convert("RGB").getcolors(1 << 24)}
+    assert {(0x87, 0x96, 0xA8), (0xD9, 0x62, 0x2B)} <= colours  # a bar for each row
 
 
 def test_bad_input_is_one_clear_line(folder, tmp_path):

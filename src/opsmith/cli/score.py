@@ -31,17 +31,25 @@ def text_command(
     keyword: Annotated[list[str] | None, typer.Option(help="Generate from it, for distinct-2 and hits.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the figures as CSV.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the figures into this PNG file.")] = None,
+    without_cache: Annotated[
+        list[Path] | None, typer.Option(help="One of the models: once more without its KV cache; repeatable.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
 ) -> None:
     """Perplexity, KL divergence, top-1 agreement, size, memory and speed of text models."""
+    from opsmith.measure import chart, chart_text
     from opsmith.measure import score_text as scoring
 
+    if plot is not None:
+        chart.check_path(plot)
     for file in (markdown, csv):
         if file is not None and not file.absolute().parent.is_dir():
             raise OpsmithError(f"the folder of {file} does not exist")
     rows = scoring.score_text(
-        models, text, tokens=tokens, window=window, decode=decode, keywords=keyword or (), threads=threads
-    )
+        models, text, tokens=tokens, window=window, decode=decode, keywords=keyword or (), threads=threads,
+        without_cache=without_cache or (),
+    )  # fmt: skip
     shown = [i for i, _ in enumerate(scoring.HEADINGS) if any(scoring.cells(r)[i] for r in rows)]
     table = console.table(*((">" if i else "") + scoring.HEADINGS[i] for i in shown))
     for row in rows:
@@ -52,6 +60,8 @@ def text_command(
         markdown.write_text(scoring.markdown(rows), encoding="utf-8")
     if csv is not None:
         csv.write_text(scoring.csv_text(rows), encoding="utf-8")
+    if plot is not None:
+        chart_text.plot(rows, plot)
 
 
 @app.command("pictures")

@@ -114,8 +114,9 @@ def prune(
             store.save_model(model, draft.path)
         else:
             model, groups, refused = _structure(source, method)
+            budget = _budget(groups, ratio, shrink, before_weights)
             with tempfile.TemporaryDirectory(prefix="opsmith-prune-", dir=draft.folder.parent) as spool:
-                kept = _cut(model, groups, fit, ratio, shrink, importance_by, repair, uniform, Path(spool), threads)
+                kept = _cut(model, groups, fit, budget, importance_by, repair, uniform, Path(spool), threads)
                 after_weights = _count(model)
                 store.save_model(model, draft.path)
         judged = [_cut_feed(feed, groups, kept) for feed in judge]
@@ -193,16 +194,35 @@ def _structure(source: Path, method: str) -> tuple[ir.Model, list[Group], list[s
     return model, groups, refused
 
 
+def _budget(groups: Sequence[Group], ratio: float | None, shrink: float | None, weights: int) -> float:
+    """How many weights are to go, as a share of those that heads and neurons hold."""
+    whole = sum(int(g.weights_per_unit().sum()) for g in groups)
+    share = ratio if ratio is not None else (shrink or 0.0) * weights / whole
+    if share > MOST:
+        raise OpsmithError(
+            f"heads and neurons hold {whole} of {weights} weights, too few for that",
+            f"ask for at most {MOST * whole / weights:.0%} of the model",
+        )
+    return share
+
+
 def _cut(
-    model: ir.Model, groups: list[Group], feeds: Sequence[Feed], ratio: float | None, shrink: float | None,
-    importance_by: str, repair: bool, uniform: bool, spool: Path, threads: int | None,
-) -> list[Array]:  # fmt: skip
-    """Remove units from all groups; the kept ones of each."""
+    model: ir.Model,
+    groups: list[Group],
+    feeds: Sequence[Feed],
+    share: float,
+    importance_by: str,
+    repair: bool,
+    uniform: bool,
+    spool: Path,
+    threads: int | None,
+) -> list[Array]:
+    """Remove SHARE of the weights of all units; the kept units of each group."""
     steps = [1 if g.kind == "heads" or g.units < 8 * NEURONS_AT_ONCE else NEURONS_AT_ONCE for g in groups]
     sinks = [g.sink.matrix() for g in groups]
     moments: list[Array] = []
+    dense = spool / "dense.onnx"
     if importance_by == "activations" or repair:
-        dense = spool / "dense.onnx"
         store.save_model(model, dense)
         moments = importance.collect(dense, groups, feeds, threads)
     with progress.task("choosing", total=len(groups)) as step:
@@ -215,12 +235,7 @@ def _cut(
                 else importance.removal(moments[i], sinks[i], group.sink_labels, group.units, steps[i], repair)
             )
     whole = sum(int(g.weights_per_unit().sum()) for g in groups)
-    budget = ratio * whole if ratio is not None else (shrink or 0.0) * _count(model)
-    if budget > MOST * whole:
-        raise OpsmithError(
-            f"{budget:.0f} weights are to go, but heads and neurons hold only {whole}", f"ask for at most {MOST * whole / _count(model):.0%} of the model"
-        )  # fmt: skip
-    removed = _allocate(groups, orders, budget, budget / whole if uniform else None)
+    removed = _allocate(groups, orders, share * whole, share if uniform else None)
     kept = [np.setdiff1d(np.arange(g.units), gone) for g, gone in zip(groups, removed)]
     for i, group in enumerate(groups):
         if len(kept[i]) == group.units:

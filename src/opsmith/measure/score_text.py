@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,8 +65,12 @@ def score_text(
     decode: int = 32,
     keywords: Sequence[str] = (),
     threads: int | None = None,
+    without_cache: Sequence[str | os.PathLike[str]] = (),
 ) -> list[TextScore]:
-    """Score MODELS (variant folders or .onnx files with their tokenizer) on the first TOKENS tokens of a text file."""
+    """Score MODELS (variant folders or .onnx files with their tokenizer) on the first TOKENS tokens of a text file.
+
+    Models that are also in WITHOUT_CACHE get a second row, before their own: every token from a pass over all tokens so far.
+    """
     from opsmith.compress.quality import read_text
     from opsmith.pipelines.text import choose_variant
 
@@ -76,17 +81,19 @@ def score_text(
     read_text(Path(text))
     if tokens < 2 or decode < 1 or (window is not None and window < 2):
         raise OpsmithError("too few tokens to score", "at least 2 per window and 1 to decode")
+    plain = {choose_variant(Path(m)) for m in without_cache}
     paths = [choose_variant(Path(m)) for m in models]
+    runs = [(path, cached) for path in paths for cached in ([False, True] if path in plain else [True])]
     rows: list[TextScore] = []
-    with tempfile.TemporaryDirectory(prefix="opsmith-score-") as folder, progress.task("scoring", len(paths)) as step:
+    with tempfile.TemporaryDirectory(prefix="opsmith-score-") as folder, progress.task("scoring", len(runs)) as step:
         reference: Array | None = None
         first_ids: list[int] = []
-        for i, path in enumerate(paths):
+        for i, (path, cached) in enumerate(runs):
             step(str(path.parent.name))
             logits_file = Path(folder) / f"{i}.npy"
             order = {
                 "model": str(path), "text": str(text), "tokens": tokens, "window": window, "decode": decode,
-                "keywords": list(keywords), "threads": threads, "logits": str(logits_file),
+                "keywords": list(keywords), "threads": threads, "logits": str(logits_file), "cached": cached,
             }  # fmt: skip
             answer = _in_a_process(order)
             logits: Array = np.load(logits_file, mmap_mode="r")
@@ -96,7 +103,8 @@ def score_text(
                 raise OpsmithError(
                     f"{path} splits the text into other tokens than {paths[0]}", "compare variants of one model"
                 )
-            rows.append(_row(path, answer, reference, logits))
+            row = _row(path, answer, reference, logits)
+            rows.append(row if cached else dataclasses.replace(row, name=f"{row.name}, no cache"))
             if i:
                 logits_file.unlink()
     return rows
@@ -180,7 +188,8 @@ def _measure(order: dict[str, Any]) -> dict[str, Any]:
     window = min(order["window"] or 256, generator.context)
     if len(ids) < 2:
         raise OpsmithError(f"{order['text']} has too few tokens to predict any")
-    prompt_speed, decode_speed = _speed(generator, ids, order["decode"])
+    speed = _speed if order["cached"] else _speed_without_cache
+    prompt_speed, decode_speed = speed(generator, ids, order["decode"])
     # Before the logits of whole windows are kept, which generation never does.
     peak = memory("VmHWM")
     distinct, hits = _generated(generator, order["keywords"])
@@ -206,6 +215,25 @@ def _speed(generator: TextGenerator, ids: list[int], decode: int) -> tuple[float
             # The first token comes from the prompt's pass.
             decodes.append(max(speed.decode_tokens - 1, 0) / max(speed.decode_seconds, 1e-9))
     return statistics.median(prompts), statistics.median(decodes)
+
+
+def _speed_without_cache(generator: TextGenerator, ids: list[int], decode: int) -> tuple[float, float]:
+    """The same, but every new token from one pass over all tokens so far: what the cache is there to avoid."""
+    from opsmith.pipelines.text import Cache
+
+    start = ids[: max(1, min(64, generator.context - decode - 8))]
+    prompts, decodes = [], []
+    for _ in range(ROUNDS + 1):
+        seen, times = list(start), []
+        for _ in range(decode):
+            began = time.perf_counter()
+            positions = np.arange(len(seen), dtype=np.int64)[None]
+            logits = Cache(generator, 1).run(np.array([seen], np.int64), np.ones((1, len(seen)), np.int64), positions)
+            seen.append(int(logits[0].argmax()))
+            times.append(time.perf_counter() - began)
+        prompts.append(len(start) / times[0])
+        decodes.append(len(times) / sum(times))
+    return statistics.median(prompts[1:]), statistics.median(decodes[1:])
 
 
 def _generated(generator: TextGenerator, keywords: Sequence[str]) -> tuple[float | None, float | None]:
