@@ -91,12 +91,18 @@ struct bf16 {
   uint16_t bits;
 };
 
+#if defined(__aarch64__)
+using half_number = __fp16;  // g++ knows _Float16 in C++ only since version 13
+#else
+using half_number = _Float16;
+#endif
+
 OPSMITH_INLINE float to_float(float x) { return x; }
 OPSMITH_INLINE float to_float(f16 x) {
 #if defined(__F16C__)
   return _cvtsh_ss(x.bits);
 #else
-  return static_cast<float>(__builtin_bit_cast(_Float16, x.bits));
+  return static_cast<float>(__builtin_bit_cast(half_number, x.bits));
 #endif
 }
 OPSMITH_INLINE float to_float(bf16 x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16); }
@@ -109,7 +115,7 @@ OPSMITH_INLINE F widen(H h, f16) {
 #elif defined(__F16C__)
   return (F)_mm256_cvtph_ps((__m128i)h);
 #else
-  return __builtin_convertvector((Vec<_Float16>)h, F);
+  return __builtin_convertvector((Vec<half_number>)h, F);
 #endif
 }
 OPSMITH_INLINE F widen(H h, bf16) { return (F)(__builtin_convertvector(h, Vec<uint32_t>) << 16); }
@@ -120,7 +126,7 @@ OPSMITH_INLINE H narrow(F v, f16) {
 #elif defined(__F16C__)
   return (H)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
-  return (H)__builtin_convertvector(v, Vec<_Float16>);
+  return (H)__builtin_convertvector(v, Vec<half_number>);
 #endif
 }
 OPSMITH_INLINE H narrow(F v, bf16) {

@@ -44,7 +44,7 @@ OPSMITH_INLINE T from_float(float x) {
 #if defined(__F16C__)
     return f16{static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT))};
 #else
-    return f16{__builtin_bit_cast(uint16_t, static_cast<_Float16>(x))};
+    return f16{__builtin_bit_cast(uint16_t, static_cast<half_number>(x))};
 #endif
   } else {
     // 2^k as float: the first value above the type's range
