@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "src" / "opsmith" / "kernels"
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-pthread", "-static"]
 # An emulated core is some 50 times slower: the few that cover the microkernels and their layouts always run.
-ALWAYS = ("test_conv.cpp", "test_gemm.cpp", "test_quant.cpp")
+ALWAYS = ("test_conv.cpp", "test_gemm.cpp", "test_winograd.cpp")
 
 
 @pytest.mark.skipif(
