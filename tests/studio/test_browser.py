@@ -35,6 +35,7 @@ def open_page(browser: Browser, running: Running) -> Iterator[Open]:
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme, accept_downloads=True
         )
+        context.set_default_timeout(LONG)
         contexts.append(context)
         context.on("request", lambda request: requests.append(request.url))
         page = context.new_page()

@@ -106,7 +106,6 @@ def _absolute() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-@pytest.mark.slow
 def test_memory_stays_flat_over_fifty_generations(running: Running) -> None:
     """As the page asks for them, with previews; what the first ten need may stay."""
 

@@ -115,7 +115,7 @@ function figure(picture, title, line) {
 
 async function measure() {
   $("measure").disabled = true;
-  const job = await start("report", { part }, (now) => { $("measure-note").textContent = ended(now) ? "" : `${words(now)}; this takes about half a minute`; });
+  const job = await start("report", { part }, (now) => { $("measure-note").textContent = ended(now) ? "" : `${words(now)}; this takes half a minute or more`; });
   $("measure").disabled = false;
   if (job?.state === "failed") toast(job.error);
   report();
