@@ -23,7 +23,7 @@ VARIANTS = {
     "int4_mixed": {"bits": 4, "block": 32, "max_error": 0.08},
     "fp16": {"method": "fp16"},
 }
-PRUNED = {"method": "structured", "shrink": 0.125}
+PRUNED = {"method": "structured", "shrink": 0.125, "uniform": True}
 
 
 def main() -> None:

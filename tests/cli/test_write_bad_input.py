@@ -1,0 +1,58 @@
+"""write and quantize: a user's mistake is one clear line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import shutil
+
+import models
+import numpy as np
+import pytest
+
+from opsmith.cli import main
+
+
+def refused(capfd, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    said = capfd.readouterr().err
+    assert stop.value.code == 2 and "Traceback" not in said
+    assert said.startswith("opsmith: error:") and len(said.strip().splitlines()) == 1
+    return said
+
+
+def test_an_empty_prompt(capfd):
+    assert "empty" in refused(capfd, "write", "  ", "--model", models.tiny_model("gpt2"), "--raw")
+
+
+def test_a_prompt_longer_than_the_context(capfd):
+    said = refused(capfd, "write", "word " * 400, "--model", models.tiny_model("gpt2"), "--raw", "--n", "1")
+    assert "context" in said and "shorten the prompt" in said
+
+
+def test_more_new_tokens_than_fit(capfd):
+    model = models.tiny_model("gpt2")
+    assert "ask for at most" in refused(capfd, "write", "word", "--model", model, "--raw", "--max-new-tokens", 5000)
+
+
+def test_an_unknown_tokenizer(tmp_path, capfd):
+    shutil.copytree(models.tiny_model("gpt2"), tmp_path / "m")
+    for file in (tmp_path / "m").glob("*"):
+        if file.is_file() and file.name != "config.json":
+            file.unlink()
+    assert "holds no tokenizer" in refused(capfd, "write", "word", "--model", tmp_path / "m", "--raw")
+    (tmp_path / "m" / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Unheard"}}')
+    assert "cannot be read" in refused(capfd, "write", "word", "--model", tmp_path / "m", "--raw")
+
+
+def test_a_model_without_past_inputs(capfd):
+    said = refused(capfd, "write", "word", "--model", models.tiny_model("bert"), "--raw")
+    assert "past_key_values" in said
+
+
+@pytest.mark.parametrize("verb", [["quantize"], ["prune", "--ratio", "0.2"]])
+def test_a_calibration_file_of_the_wrong_shape(tmp_path, capfd, verb):
+    source = models.tiny_variant("bert")
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    np.savez(tmp_path / "wrong.npz", **{n: np.ones((2, 3, 4), np.int64) for n in names})
+    said = refused(capfd, *verb, source, tmp_path / "m" / "out", "--calibration", tmp_path / "wrong.npz")
+    assert "shape 2x3x4" in said and not (tmp_path / "m" / "out").exists()
