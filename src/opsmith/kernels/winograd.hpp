@@ -250,7 +250,9 @@ void conv2d_by_size(const Pool& pool, const ConvShape& s, const float* x, const 
   if (winograd_pays<Out>(s)) {
     conv2d_winograd<Out>(pool, s, x, transformed, y, workspace, ep);
   } else {
-    conv2d(pool, s, x, direct, y, workspace, ep);
+    ConvShape plain = s;
+    plain.blocking = {};  // it was tuned for the other way
+    conv2d(pool, plain, x, direct, y, workspace, ep);
   }
 }
 template <int Out>
