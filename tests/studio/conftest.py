@@ -81,7 +81,7 @@ def artefacts(home: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open, its event loop occupies this thread: other tests may need their own
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
     names = ("chromium", "chromium-browser", "google-chrome")

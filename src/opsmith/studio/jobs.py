@@ -169,8 +169,11 @@ class Jobs:
         self._turn = threading.Condition()
         self._watchers: set[Watcher] = set()
         self._closed = False
-        for name in workers:
-            threading.Thread(target=self._serve, args=(name,), name=f"opsmith-{name}", daemon=True).start()
+        self._threads = [
+            threading.Thread(target=self._serve, args=(name,), name=f"opsmith-{name}", daemon=True) for name in workers
+        ]
+        for thread in self._threads:
+            thread.start()
 
     # --- asking ------------------------------------------------------------------------------------------
 
@@ -245,7 +248,7 @@ class Jobs:
             }
 
     def close(self) -> None:
-        """Cancel everything; the threads end with the process."""
+        """Cancel everything; the workers end with their next step."""
         with self._turn:
             self._closed = True
             for job in self._all.values():
@@ -253,6 +256,13 @@ class Jobs:
             for queue in self._queues.values():
                 queue.clear()
             self._turn.notify_all()
+
+    def join(self, seconds: float) -> bool:
+        """After `close`: wait for the workers. False if one is still busy, say with loading a large model."""
+        until = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     # --- watching ----------------------------------------------------------------------------------------
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import socket
+import sys
 import webbrowser
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -25,6 +27,7 @@ from opsmith.studio.jobs import QueueFull
 
 PAGE = Path(__file__).with_name("page")
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+WORKERS_END_SECONDS = 10.0
 WRONG_PASSWORD_SECONDS = 1.0  # before the answer, so that guessing is slow
 
 
@@ -146,6 +149,11 @@ def run(
     studio.warm_up()
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listening])
+    studio.jobs.close()
+    # A thread that is inside ONNX Runtime when the interpreter goes away would abort the process.
+    if not studio.jobs.join(WORKERS_END_SECONDS):
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _listen(host: str, port: int) -> socket.socket:
