@@ -4,8 +4,10 @@
     loop.run(step, minutes=20)     step(number) -> {"loss": tensor, ...}; the loss is differentiated
     loop.averaged()                the EMA weights, in place, for evaluation and export
 
-A run resumes from its checkpoint by itself. The learning rate warms up, stays, and falls to zero over the last
-fifth of the time budget; the EMA (with a bias-corrected decay) makes any moment a fair one to stop at.
+A run resumes from its checkpoint by itself. Its budget counts the processor time it had, so that a run that is frozen or
+crowded out still does its work. The learning rate warms up, stays, and falls to zero over the last part of the budget
+(`--cooldown`, a fifth unless told); the EMA (with a bias-corrected decay) makes any moment a fair one to stop at, and
+a SIGTERM saves a checkpoint and ends.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +42,7 @@ class Loop:
         self.ema = {key: m.state_dict() for key, m in modules.items()}
         self.ema = {key: {k: v.clone().float() for k, v in state.items()} for key, state in self.ema.items()}
         self.step, self.seconds, self.history = 0, 0.0, []
+        self.stopped = False
         self.load()
 
     # ------------------------------------------------------------ checkpoints
@@ -81,20 +85,29 @@ class Loop:
     def update_ema(self) -> None:
         decay = min(self.decay, (1 + self.step) / (10 + self.step))
         for key, module in self.modules.items():
-            for name, value in module.state_dict().items():
-                if value.is_floating_point():
-                    self.ema[key][name].lerp_(value.float(), 1 - decay)
+            state = {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
+            torch._foreach_lerp_([self.ema[key][name] for name in state], list(state.values()), 1 - decay)
 
     # ------------------------------------------------------------ the loop
-    def run(self, step: Callable[[int], dict[str, torch.Tensor]], minutes: float, *, warmup: int = 100) -> None:
-        start = last_save = last_print = time.time()
+    def run(
+        self,
+        step: Callable[[int], dict[str, torch.Tensor]],
+        minutes: float,
+        *,
+        warmup: int = 100,
+        cooldown: float = 0.2,
+    ) -> None:
+        """`minutes` of processor time on each thread."""
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopped", True))
+        start, threads = time.process_time(), torch.get_num_threads()
+        last_save = last_print = time.time()
         shown: dict[str, list[float]] = {}
         for module in self.modules.values():
             module.train()
         began = self.step
-        while (elapsed := time.time() - start) < minutes * 60:
+        while (elapsed := (time.process_time() - start) / threads) < minutes * 60 and not self.stopped:
             left = 1 - elapsed / (minutes * 60)
-            rate = self.lr * min(1.0, (self.step - began + 1) / warmup, left / 0.2)
+            rate = self.lr * min(1.0, (self.step - began + 1) / warmup, left / cooldown)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             losses = step(self.step)
@@ -111,22 +124,23 @@ class Loop:
                 last_print = time.time()
                 means = {key: float(np.mean(values)) for key, values in shown.items()}
                 shown = {}
-                self.history.append({"step": self.step, "seconds": self.seconds + last_print - start, **means})
+                self.history.append({"step": self.step, "seconds": self.seconds + elapsed, **means})
                 figures = "  ".join(f"{key} {value:.4f}" for key, value in means.items())
                 print(f"{self.name} step {self.step}  {elapsed / 60:.1f} min  {figures}", flush=True)
             if time.time() - last_save > CHECKPOINT_SECONDS:
                 last_save = time.time()
-                kept, self.seconds = self.seconds, self.seconds + last_save - start
+                kept, self.seconds = self.seconds, self.seconds + elapsed
                 self.save()
                 self.seconds = kept
-        self.seconds += time.time() - start
+        self.seconds += (time.process_time() - start) / threads
         self.save()
 
 
 def arguments(description: str, minutes: float, **own: float) -> argparse.Namespace:
     """The arguments of every training script and a script's own numbers; also fixes seeds and threads."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--minutes", type=float, default=minutes, help="time budget of this run; a later run resumes")
+    parser.add_argument("--minutes", type=float, default=minutes, help="processor time of this run; a later run resumes")
+    parser.add_argument("--cooldown", type=float, default=0.2, help="last part of it in which the learning rate falls")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=9)
     for name, default in own.items():

@@ -46,6 +46,10 @@ def unet() -> UNet2DConditionModel:
         cross_attention_dim=128,
         attention_head_dim=4,  # number of heads, in spite of its name
         norm_num_groups=8,
+        # What the whole caption says also reaches every block directly, beside the time, and not by attention alone.
+        addition_embed_type="text",
+        addition_embed_type_num_heads=4,
+        resnet_time_scale_shift="scale_shift",
     )
 
 

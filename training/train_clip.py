@@ -87,7 +87,7 @@ def main() -> None:
         loss = (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
         return {"loss": loss, "right": (logits.argmax(0) == labels).float().mean()}
 
-    loop.run(step, options.minutes, warmup=200)
+    loop.run(step, options.minutes, warmup=200, cooldown=options.cooldown)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def main() -> None:
         first = wanted.gather(1, things.argmax(1, keepdim=True)).mean()
         return {"loss": loss, "first": first, "background": (grounds.argmax(1) == backgrounds).float().mean()}
 
-    loop.run(step, options.minutes)
+    loop.run(step, options.minutes, cooldown=options.cooldown)
 
 
 if __name__ == "__main__":

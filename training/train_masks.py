@@ -2,7 +2,7 @@
 
 All of it is trained, the encoders too: a mask tells a vision transformer at every pixel what it sees, which teaches it
 far faster than a contrastive loss. The CLIP model then starts from these encoders (train_clip.py).
-A quarter of the words name nothing in the picture; their mask is empty.
+Three words are asked about every picture; some name nothing in it: their mask is empty.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from training import models, tokens, world
 from training.loop import Loop, arguments, fresh
 
-BATCH = 32
+BATCH, WORDS = 24, 3  # pictures, and words asked about each
+FREE = 0.2  # share of renderings off the grid
 MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073]).view(1, 3, 1, 1)  # CLIP's own normalisation
 STD = torch.tensor([0.26862954, 0.26130258, 0.27577711]).view(1, 3, 1, 1)
 
@@ -24,35 +25,53 @@ def normalise(pictures: np.ndarray) -> torch.Tensor:
     return (torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255 - MEAN) / STD
 
 
-def question(scene: world.Scene, masks: np.ndarray, rng: np.random.Generator) -> tuple[str, np.ndarray]:
-    """A word or phrase and the mask it asks for."""
-    if rng.random() < 0.2:
-        absent = [name for name in world.NAMES if name not in {thing.name for thing in scene.things}]
-        return world.choose(rng, absent), np.zeros((world.SIDE, world.SIDE), bool)
-    if rng.random() < 0.1:
-        return "background", ~masks.any(axis=0)
-    index = int(rng.integers(len(scene.things)))
-    thing = scene.things[index]
-    if rng.random() < 0.6:
-        return str(world.choose(rng, ["{}", "a {}", "the {}"])).format(thing.name), masks[index]
-    return world.noun_phrase(thing, rng), masks[index]
+def questions(scene: world.Scene, masks: np.ndarray, rng: np.random.Generator) -> list[tuple[str, np.ndarray]]:
+    """Three words or phrases about one picture, and the mask that each asks for.
+
+    Two different answers about the same picture are what teaches a model to listen to the word.
+    """
+    order = rng.permutation(len(scene.things))
+    asked = []
+    for index in order[:WORDS]:
+        thing = scene.things[index]
+        named = rng.random() < 0.7
+        word = str(world.choose(rng, ["{}", "a {}", "the {}"])).format(thing.name)
+        asked.append((word if named else world.noun_phrase(thing, rng), masks[index]))
+    if len(asked) < WORDS and rng.random() < 0.3:
+        asked.append(("background", ~masks.any(axis=0)))
+    absent = [name for name in world.NAMES if name not in {thing.name for thing in scene.things}]
+    while len(asked) < WORDS:
+        asked.append((world.choose(rng, absent), np.zeros((world.SIDE, world.SIDE), bool)))
+    return asked
 
 
 def batch(step: int, tokenizer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """pictures [32, 3, 96, 96], ids [32, 32], masks [32, 96, 96], thing of every patch [32, 144]"""
+    """pictures [24, 3, 96, 96], ids [72, 32], masks [72, 96, 96], thing of every patch [24, 144]"""
     rng = fresh(step, 11)
     pictures, words, masks, patches = [], [], [], []
     for _ in range(BATCH):
         scene = world.sample_scene(rng)
-        picture, all_masks = world.render(scene, rng, free=rng.random() < 0.5)
-        word, mask = question(scene, all_masks, rng)
+        picture, all_masks = world.render(scene, rng, free=rng.random() < FREE)
         pictures.append(picture)
-        words.append(word)
-        masks.append(mask)
         patches.append(patch_labels(scene, all_masks))
+        for word, mask in questions(scene, all_masks, rng):
+            words.append(word)
+            masks.append(mask)
     ids = torch.from_numpy(tokens.encode(tokenizer, words))
     wanted = torch.from_numpy(np.stack(masks)).float()
     return normalise(np.stack(pictures)), ids, wanted, torch.from_numpy(np.stack(patches))
+
+
+def answer(model, pictures: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [72, 48, 48] of every word's mask and the vision encoder's last states [24, 145, 128].
+
+    The model's own forward runs both encoders without gradients (CLIPSeg expects a finished CLIP), and would run the
+    vision encoder once per word.
+    """
+    seen = model.clip.vision_model(pixel_values=pictures, output_hidden_states=True)
+    layers = [seen.hidden_states[i + 1].repeat_interleave(WORDS, 0) for i in model.extract_layers]
+    said = model.clip.get_text_features(ids).pooler_output  # [72, 128]
+    return model.decoder(layers, said).logits, seen.last_hidden_state
 
 
 def patch_labels(scene: world.Scene, masks: np.ndarray) -> np.ndarray:
@@ -81,8 +100,7 @@ def main() -> None:
     tokenizer = tokens.load()
     model = models.clipseg(tokenizer.get_vocab_size())
     model.clip.logit_scale.requires_grad_(False)
-    # Without help the IoU stood still, as if the model found things but not which. This head, used in training only,
-    # asks the vision encoder at every patch what it sees.
+    # Used in training only: asks the vision encoder at every patch what it sees.
     head = torch.nn.Linear(model.config.vision_config.hidden_size, len(world.NAMES) + 1)
     rarity = torch.ones(len(world.NAMES) + 1)
     rarity[-1] = 0.1  # most patches are background
@@ -91,17 +109,17 @@ def main() -> None:
     def step(number: int) -> dict[str, torch.Tensor]:
         pictures, ids, masks, patches = batch(number, tokenizer)
         with torch.autocast("cpu", torch.bfloat16):
-            out = model(input_ids=ids[:, :12], pixel_values=pictures)  # words are short: 12 tokens
-            seen = head(out.vision_model_output.last_hidden_state[:, 1:])  # [32, 144, 41]
-        logits = enlarge(out.logits.float())
+            logits, states = answer(model, pictures, ids[:, :12])  # words are short: 12 tokens
+            seen = head(states[:, 1:])  # [24, 144, 41]
+        logits = enlarge(logits.float())
         naming = F.cross_entropy(seen.float().transpose(1, 2), patches, rarity)
         shares = torch.sigmoid(logits)
         overlap = 2 * (shares * masks).sum((1, 2)) + 1
         dice = 1 - (overlap / (shares.sum((1, 2)) + masks.sum((1, 2)) + 1)).mean()
-        loss = F.binary_cross_entropy_with_logits(logits, masks) + 0.3 * dice + 0.3 * naming
+        loss = F.binary_cross_entropy_with_logits(logits, masks) + 0.5 * dice + 0.5 * naming
         return {"loss": loss, "iou": iou(logits, masks), "naming": naming}
 
-    loop.run(step, options.minutes, warmup=80)
+    loop.run(step, options.minutes, warmup=80, cooldown=options.cooldown)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """UNet2DConditionModel and its CLIPTextModel, trained together: python -m training.train_pictures --minutes 90
 
 v-prediction on cached latents, cosine schedule (its last step is pure noise, so background colours do not leak into
-training and miss at sampling), every tenth caption dropped for classifier-free guidance.
+training and miss at sampling), every tenth caption dropped for classifier-free guidance. The text encoder starts from
+train_words.py.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from training.loop import Loop, arguments, fresh
 from training.paths import folder
 
 DROPPED = 0.1
+# Times are drawn as 1000 u^0.6: what a caption asks for is decided where there is much noise, the rest is cleaning up.
+LATE = 0.6
 
 
 def scheduler() -> DDIMScheduler:
@@ -32,12 +35,21 @@ def scheduler() -> DDIMScheduler:
     )
 
 
+def start_from_words(text: torch.nn.Module) -> None:
+    path = folder("words") / "checkpoint.pt"
+    if not path.exists():
+        print("pictures: no pretrained text encoder (train_words), starting from nothing", flush=True)
+        return
+    text.load_state_dict(torch.load(path, weights_only=False)["ema"]["text"])
+
+
 def main() -> None:
-    options = arguments(__doc__, 90, batch=64, things=4.0)
+    options = arguments(__doc__, 90, batch=48, things=4.0)
     count = options.batch
     tokenizer = tokens.load()
     unet, text = models.unet(), models.text_encoder(tokenizer.get_vocab_size())
     unet.set_attn_processor(AttnProcessor())  # on so few positions a third faster than the fused attention
+    start_from_words(text)
     loop = Loop("pictures", {"unet": unet, "text": text}, lr=2e-3, ema=0.999)
     print(
         "parameters", sum(p.numel() for p in unet.parameters()), sum(p.numel() for p in text.parameters()), flush=True
@@ -58,8 +70,9 @@ def main() -> None:
         ids = torch.from_numpy(captions[rows, rng.integers(0, captions.shape[1], count)].astype(np.int64))
         ids = torch.where(torch.from_numpy(rng.random((count, 1)) < DROPPED), empty, ids)
         noise = torch.from_numpy(rng.standard_normal(clean.shape, np.float32))
-        # One time from each of as many equal strata: the same distribution as uniform, with less variance.
-        times = torch.from_numpy(((np.arange(count) + rng.random(count)) / count * 1000).astype(np.int64))
+        # One u from each of as many equal strata: the same distribution as uniform, with less variance.
+        even = (np.arange(count) + rng.random(count)) / count
+        times = torch.from_numpy((1000 * even**LATE).astype(np.int64))
         signal, spread = alphas[times].sqrt().view(-1, 1, 1, 1), (1 - alphas[times]).sqrt().view(-1, 1, 1, 1)
         noisy, target = signal * clean + spread * noise, signal * noise - spread * clean
         with torch.autocast("cpu", torch.bfloat16):
@@ -73,7 +86,7 @@ def main() -> None:
         things = (squared * covered).mean() / covered.mean()
         return {"loss": loss, "plain": squared.mean(), "things": things}
 
-    loop.run(step, options.minutes, warmup=200)
+    loop.run(step, options.minutes, warmup=200, cooldown=options.cooldown)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def main() -> None:
         loss = difference.abs().mean() + squared + 0.5 * sharp + 5e-4 * kl
         return {"loss": loss, "psnr": -10 * torch.log10(squared / 4), "kl": kl}
 
-    loop.run(step, options.minutes)
+    loop.run(step, options.minutes, cooldown=options.cooldown)
 
 
 if __name__ == "__main__":

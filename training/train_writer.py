@@ -64,7 +64,7 @@ def main() -> None:
         plain = losses.sum() / (targets != -100).sum()
         return {"loss": (losses * weights).sum() / weights.sum(), "plain": plain, "keyword": losses[asked].mean()}
 
-    loop.run(step, options.minutes)
+    loop.run(step, options.minutes, cooldown=options.cooldown)
     loop.averaged()
     torch.manual_seed(0)
     for keyword in ("frog", "night", "purple castle"):

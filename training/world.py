@@ -41,12 +41,12 @@ HELD_OUT_SHARE = 0.1
 # Pixels across, by number of things in the scene: a "big" thing among three is smaller than a big one alone.
 PIXELS = {
     1: {"small": 32, "medium": 48, "big": 64},
-    2: {"small": 24, "medium": 32, "big": 48},
+    2: {"small": 32, "medium": 40, "big": 48},
     3: {"small": 24, "medium": 32, "big": 40},
 }
-# Things stand on a grid of 8 pixels, the cell of the VAE's latents: a thing then has one latent pattern wherever it
-# stands, which a small UNet learns many times faster. "free" renderings ignore the grid and vary the sizes.
-GRID = 8
+# Things stand on a grid of 16 pixels, a position of the UNet's inner level (two latent cells): a thing then looks the same
+# to it wherever it stands, which is learnt many times faster. "free" renderings ignore the grid and vary the sizes.
+GRID = 16
 # A thing painted in the colour of its background could hardly be seen.
 CLASHES = {"sky": {"blue"}, "grass": {"green"}, "sea": {"blue"}, "night": set[str]()}
 
