@@ -74,6 +74,7 @@ def main() -> None:
     options = arguments(__doc__, 15)
     tokenizer = tokens.load()
     model = models.clip(tokenizer.get_vocab_size())
+    model.set_attn_implementation("eager")  # its backward pass is far cheaper than that of the fused attention
     start_from_masks(model)
     loop = Loop("clip", {"clip": model}, lr=1.5e-3, ema=0.998)
 

@@ -99,6 +99,7 @@ def main() -> None:
     options = arguments(__doc__, 20)
     tokenizer = tokens.load()
     model = models.clipseg(tokenizer.get_vocab_size())
+    model.set_attn_implementation("eager")  # the backward pass of the fused attention took more than half of a step
     model.clip.logit_scale.requires_grad_(False)
     # Used in training only: asks the vision encoder at every patch what it sees.
     head = torch.nn.Linear(model.config.vision_config.hidden_size, len(world.NAMES) + 1)
