@@ -6,11 +6,13 @@ from pathlib import Path
 
 import onnx
 import pytest
+from PIL import Image
 
 from opsmith import demo, store
 from opsmith.cli import main
 from opsmith.errors import OpsmithError
 from opsmith.measure.verify import verify
+from opsmith.pipelines import masks
 
 
 def test_the_model_is_valid_dynamic_and_the_same_every_time() -> None:
@@ -47,3 +49,23 @@ def test_a_fault_shows_in_the_exit_code(
         main(["demo", str(tmp_path)])
     said = capsys.readouterr().out
     assert stop.value.code == 1 and "✗ faulty" in said and "the anvil is cold" in said and "- absent" in said
+
+
+def test_an_edit_changes_only_what_is_selected(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    work = demo.Work(tmp_path / "tiny")
+    with pytest.raises(demo.NotHere):
+        demo._edit(work)
+    work.picture = Image.new("RGB", (96, 96), (200, 60, 40))
+    work.mask = masks.from_box(work.picture, (20, 20, 60, 60), feather=1.0)
+    outcome = demo._edit(work)
+    assert outcome.ok and "0 of them outside" in outcome.headline
+    red, _, blue = Image.open(tmp_path / "pictures" / "edited.png").getpixel((40, 40))
+    assert blue > red
+
+
+def test_a_picture_without_the_thing_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "THRESHOLD", 1.01)
+    work = demo.Work(tmp_path / "tiny", picture=Image.new("RGB", (96, 96)))
+    with pytest.raises(demo.NotHere, match="no frog was found"):
+        demo._mask(work)

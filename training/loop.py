@@ -105,6 +105,8 @@ class Loop:
         for module in self.modules.values():
             module.train()
         began = self.step
+        if began:  # the optimizer remembers its momentum: a resumed run needs only a short warmup
+            warmup = min(warmup, 20)
         while (elapsed := (time.process_time() - start) / threads) < minutes * 60 and not self.stopped:
             left = 1 - elapsed / (minutes * 60)
             rate = self.lr * min(1.0, (self.step - began + 1) / warmup, left / cooldown)

@@ -17,10 +17,11 @@ STAGES = {
     "train_vae": 0.2,
     "latents": 0.0,
     "train_writer": 0.04,
+    "train_words": 0.01,
     "train_masks": 0.12,
     "train_clip": 0.1,
     "train_judge": 0.04,
-    "train_pictures": 0.5,
+    "train_pictures": 0.49,
 }
 
 

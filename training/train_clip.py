@@ -16,9 +16,9 @@ from opsmith.starter.vocabulary import BACKGROUNDS, TINTS
 from training import models, tokens, world
 from training.loop import Loop, arguments, fresh
 from training.paths import folder
-from training.train_masks import normalise
+from training.train_masks import FREE, normalise
 
-BATCH = 32
+BATCH = 48
 
 
 def twin(scene: world.Scene, rng: np.random.Generator) -> world.Scene:
@@ -45,13 +45,13 @@ def twin(scene: world.Scene, rng: np.random.Generator) -> world.Scene:
 
 
 def batch(step: int, tokenizer) -> tuple[torch.Tensor, torch.Tensor]:
-    """pictures [32, 3, 96, 96], ids [32, 32]"""
+    """pictures [48, 3, 96, 96], ids [48, 32]"""
     rng = fresh(step, 13)
     scenes = []
     for _ in range(BATCH // 2):
         scene = world.sample_scene(rng)
         scenes += [scene, twin(scene, rng)]
-    pictures = np.stack([world.render(scene, rng, free=rng.random() < 0.5)[0] for scene in scenes])
+    pictures = np.stack([world.render(scene, rng, free=rng.random() < FREE)[0] for scene in scenes])
     captions = [world.write_caption(scene, rng) for scene in scenes]
     return normalise(pictures), torch.from_numpy(tokens.encode(tokenizer, captions))
 
@@ -76,7 +76,7 @@ def main() -> None:
     model = models.clip(tokenizer.get_vocab_size())
     model.set_attn_implementation("eager")  # its backward pass is far cheaper than that of the fused attention
     start_from_masks(model)
-    loop = Loop("clip", {"clip": model}, lr=1.5e-3, ema=0.998)
+    loop = Loop("clip", {"clip": model}, lr=1.5e-3, ema=0.995)
 
     def step(number: int) -> dict[str, torch.Tensor]:
         pictures, ids = batch(number, tokenizer)

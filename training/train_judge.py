@@ -51,6 +51,9 @@ def disturb(pictures: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     blurred = F.avg_pool2d(F.pad(pictures, (1, 1, 1, 1), mode="replicate"), 3, 1)
     share = torch.from_numpy(rng.uniform(0, 1, (n, 1, 1, 1)).astype(np.float32))
     pictures = pictures * (1 - share) + blurred * share
+    coarse = F.interpolate(F.avg_pool2d(pictures, 2), scale_factor=2, mode="bilinear", align_corners=False)
+    share = torch.from_numpy(rng.uniform(0, 1, (n, 1, 1, 1)).astype(np.float32))
+    pictures = pictures * (1 - share) + coarse * share
     gain = torch.from_numpy(rng.uniform(0.92, 1.08, (n, 1, 1, 1)).astype(np.float32))
     noise = torch.from_numpy(rng.normal(0, 0.02, pictures.shape).astype(np.float32))
     pictures = (pictures * gain + noise).clamp(0, 1)

@@ -106,7 +106,7 @@ def main() -> None:
     head = torch.nn.Linear(model.config.vision_config.hidden_size, len(world.NAMES) + 1)
     rarity = torch.ones(len(world.NAMES) + 1)
     rarity[-1] = 0.1  # most patches are background
-    loop = Loop("masks", {"masks": model, "head": head}, lr=1.5e-3, ema=0.998)
+    loop = Loop("masks", {"masks": model, "head": head}, lr=1.5e-3, ema=0.995)
 
     def step(number: int) -> dict[str, torch.Tensor]:
         pictures, ids, masks, patches = batch(number, tokenizer)

@@ -20,8 +20,8 @@ from training.loop import Loop, arguments, fresh
 from training.paths import folder
 
 DROPPED = 0.1
-# Times are drawn as 1000 u^0.6: what a caption asks for is decided where there is much noise, the rest is cleaning up.
-LATE = 0.6
+# Times are drawn as 1000 u^0.5: what a caption asks for is decided where there is much noise, the rest is cleaning up.
+LATE = 0.5
 
 
 def scheduler() -> DDIMScheduler:
@@ -51,7 +51,7 @@ def main() -> None:
     unet.set_attn_processor(AttnProcessor())  # on so few positions a third faster than the fused attention
     text.set_attn_implementation("eager")
     start_from_words(text)
-    loop = Loop("pictures", {"unet": unet, "text": text}, lr=2e-3, ema=0.999)
+    loop = Loop("pictures", {"unet": unet, "text": text}, lr=2e-3, ema=0.996)
     print(
         "parameters", sum(p.numel() for p in unet.parameters()), sum(p.numel() for p in text.parameters()), flush=True
     )

@@ -1,7 +1,7 @@
 """The demo: the whole road on a small model that is built here, then the starter models, offline, without torch.
 
-Each station is one function; STATIONS is the road. A station gives an Outcome, or raises NotHere if this version of
-Opsmith does not have its verb.
+Each station is one function; STATIONS is the road. A station gives an Outcome, or raises NotHere if it cannot be walked:
+this version of Opsmith does not have its verb, or the station before it gave it nothing to work on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import PIL.Image
 from onnx import TensorProto, helper, numpy_helper
 
 import opsmith
@@ -24,12 +25,14 @@ from opsmith import session, starter, store
 from opsmith.errors import OpsmithError
 from opsmith.measure.inspect import ModelInfo, inspect
 from opsmith.measure.verify import verify
+from opsmith.pipelines import edit, grammar, masks
 from opsmith.pipelines.diffusion import DiffusionApp
 from opsmith.pipelines.prompts import write_prompts
 from opsmith.pipelines.text import TextGenerator
 
 BENCH_ROUNDS = 10
-KEYWORD, SEED, STEPS = "frog", 1, 15
+THRESHOLD = 0.5  # how sure the mask model has to be
+KEYWORD, CHANGE, SEED, STEPS = "frog", "make it blue", 1, 15
 
 
 @dataclasses.dataclass
@@ -39,6 +42,9 @@ class Work:
     folder: Path
     variants: list[Path] = dataclasses.field(default_factory=list)
     prompt: str = ""  # what the writer made of the keyword
+    unets: list[Path] = dataclasses.field(default_factory=list)  # of the starter pictures: as it is, compiled
+    picture: PIL.Image.Image | None = None
+    mask: masks.Mask | None = None
 
     @property
     def original(self) -> Path:
@@ -64,7 +70,7 @@ class Step:
 
 
 class NotHere(Exception):
-    """The verb of this station is not part of this version."""
+    """This station cannot be walked; the message says why."""
 
 
 def demo(folder: store.PathLike) -> Iterator[Step]:
@@ -182,11 +188,13 @@ def _imagine(work: Work) -> Outcome:
     source = store.variants(home / "unet")[0].folder
     compiled = source.with_name(f"{source.name}_compiled")
     _verb("compile")(source, compiled, regions="all")
+    work.unets = [source, compiled]
     pictures, rows = [], []
     for name in (source.name, compiled.name):
         app = DiffusionApp(home, variant={"unet": name})
         made = app.generate(work.prompt or KEYWORD, steps=STEPS, seed=SEED)
         made.images[0].save(home / f"{name}.png")
+        work.picture = made.images[0]
         pictures.append(np.asarray(made.images[0], np.float64))
         step = statistics.median(made.step_seconds)
         rows.append((name, f"{step * 1e3:.0f} ms", f"{made.seconds:.1f} s", str(home / f"{name}.png")))
@@ -201,6 +209,55 @@ def _imagine(work: Work) -> Outcome:
     )
 
 
+def _compare(work: Work) -> Outcome:
+    """The UNet as it is against the compiled one: time, error, memory."""
+    if not work.unets:
+        raise NotHere("no compiled UNet to compare")
+    result = _verb("bench")(work.unets, rounds=BENCH_ROUNDS, processes=2)
+    rows = []
+    for i, entry in enumerate(result.entries):
+        error = "" if i == 0 else f"{max((check.max_abs for check in entry.errors), default=0.0):.1e}"
+        ratio = "1" if i == 0 else f"{entry.ratio.value:.2f}"
+        memory = f"{(entry.peak_rss - entry.base_rss) / 1e6:.0f} MB"
+        rows.append((entry.label, f"{entry.run.median * 1e3:.2f} ms", ratio, error, memory))
+    noise = "" if result.clean else "; other processes disturbed it"
+    return Outcome(
+        f"one run of the UNet, {result.threads} threads{noise}",
+        ("variant", ">median", ">ratio", ">max error", ">memory added"),
+        tuple(rows),
+        bool(result.verified),
+    )
+
+
+def _mask(work: Work) -> Outcome:
+    """The starter's mask model: where in the picture is the keyword?"""
+    if work.picture is None:
+        raise NotHere("no picture to look at")
+    segmenter = masks.Segmenter(starter.folder("masks"))
+    chances = segmenter.find(work.picture, KEYWORD)
+    if float(chances.max()) < THRESHOLD:
+        raise NotHere(f"no {KEYWORD} was found in the picture: the best match has {float(chances.max()):.0%}")
+    work.mask = masks.clean(chances, THRESHOLD, feather=1.0)
+    file = work.folder.parent / "pictures" / "mask.png"
+    masks.overlay(work.picture, work.mask).save(file)
+    return Outcome(f"{KEYWORD!r} is {work.mask.hard.mean():.0%} of the picture, surest at {chances.max():.0%}: {file}")
+
+
+def _edit(work: Work) -> Outcome:
+    """Changes what the mask selects, and nothing else."""
+    if work.picture is None or work.mask is None:
+        raise NotHere("nothing is selected that could be changed")
+    edited, _ = edit.edit(work.picture, work.mask, grammar.parse(CHANGE))
+    file = work.folder.parent / "pictures" / "edited.png"
+    edited.save(file)
+    changed = (np.asarray(edited) != np.asarray(work.picture)).any(-1)
+    outside = int((changed & (work.mask.soft == 0)).sum())
+    return Outcome(
+        f"{CHANGE!r}: {changed.mean():.0%} of the pixels changed, {outside} of them outside of the mask: {file}",
+        ok=outside == 0,
+    )
+
+
 STATIONS: list[tuple[str, Callable[[Work], Outcome]]] = [
     ("model", _model),
     ("inspect", _inspect),
@@ -210,6 +267,9 @@ STATIONS: list[tuple[str, Callable[[Work], Outcome]]] = [
     ("bench", _bench),
     ("write", _write),
     ("imagine", _imagine),
+    ("compare", _compare),
+    ("mask", _mask),
+    ("edit", _edit),
 ]
 
 

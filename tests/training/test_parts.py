@@ -6,7 +6,7 @@ import onnxruntime
 import pytest
 import torch
 
-from training import models, tokens
+from training import models, tokens, train_masks, train_words, world
 from training.linear_start import start_linear
 from training.optimizer import Muon, orthogonalise
 
@@ -53,6 +53,30 @@ def test_the_optimizer_fits_a_linear_map_and_resumes():
         loss().backward()
         optimizer.step()
     assert loss().item() < 0.02 * before
+
+
+
+def test_a_mask_teaches_both_encoders():
+    """The model's own forward stops gradients at its encoders, which then stay random."""
+    torch.manual_seed(0)
+    model = models.clipseg(64)
+    pictures, ids = torch.randn(2, 3, world.SIDE, world.SIDE), torch.tensor([[62, 5, 63, 63], [62, 6, 63, 63]] * 2)
+    logits, _ = train_masks.answer(model, pictures, ids)
+    assert logits.shape == (2 * train_masks.WORDS, world.SIDE // 2, world.SIDE // 2)
+    logits.square().mean().backward()
+    for part in (model.clip.vision_model.embeddings.patch_embedding, model.clip.text_model.embeddings.token_embedding):
+        assert part.weight.grad is not None
+        assert part.weight.grad.abs().max() > 0
+    with torch.no_grad():  # two words of one picture: the same as the model asked twice
+        twice = model(input_ids=ids, pixel_values=pictures.repeat_interleave(train_masks.WORDS, 0)).logits
+    torch.testing.assert_close(logits.detach(), twice, rtol=1e-3, atol=1e-3)
+
+
+def test_every_question_about_a_caption_has_its_answer():
+    scene = world.Scene((world.Thing("frog", "red", "big"), world.Thing("owl", None, "small")), "night", "above")
+    answers = train_words.answers(scene)
+    said = [question[i] for question, i in zip(train_words.QUESTIONS, answers, strict=True)]
+    assert said == ["frog", "owl", "", "red", "", "", "big", "small", "", "night", "", "above"]
 
 
 @pytest.fixture(scope="module")
