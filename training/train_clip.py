@@ -1,6 +1,6 @@
 """CLIPModel, for the CLIP score: python -m training.train_clip --minutes 15
 
-Starts from the mask model's encoders when there are any. The batch's captions differ in single attributes as often as in
+Starts from the mask model's vision encoder and the text encoder of train_words.py when there are any. The batch's captions differ in single attributes as often as in
 all of them: every scene comes with a twin in which one thing, colour, size or background was changed.
 """
 
@@ -17,6 +17,7 @@ from training import models, tokens, world
 from training.loop import Loop, arguments, fresh
 from training.paths import folder
 from training.train_masks import FREE, normalise
+from training.train_words import start_from_words
 
 BATCH = 48
 
@@ -56,18 +57,13 @@ def batch(step: int, tokenizer) -> tuple[torch.Tensor, torch.Tensor]:
     return normalise(pictures), torch.from_numpy(tokens.encode(tokenizer, captions))
 
 
-def start_from_masks(model: torch.nn.Module) -> None:
+def start_from_masks(vision: torch.nn.Module) -> None:
     path = folder("masks") / "checkpoint.pt"
     if not path.exists():
-        print("clip: no mask model yet, starting from nothing")
+        print("clip: no mask model yet, starting from nothing", flush=True)
         return
-    weights = torch.load(path, weights_only=False)["ema"]["masks"]
-    weights = {key.removeprefix("clip."): value for key, value in weights.items() if key.startswith("clip.")}
-    weights.pop("logit_scale", None)
-    own = model.state_dict()
-    shared = {key: value for key, value in weights.items() if key in own and own[key].shape == value.shape}
-    model.load_state_dict(shared, strict=False)
-    print(f"clip: {len(shared)} of {len(own)} tensors from the mask model", flush=True)
+    weights, part = torch.load(path, weights_only=False)["ema"]["masks"], "clip.vision_model."
+    vision.load_state_dict({key.removeprefix(part): value for key, value in weights.items() if key.startswith(part)})
 
 
 def main() -> None:
@@ -75,7 +71,8 @@ def main() -> None:
     tokenizer = tokens.load()
     model = models.clip(tokenizer.get_vocab_size())
     model.set_attn_implementation("eager")  # its backward pass is far cheaper than that of the fused attention
-    start_from_masks(model)
+    start_from_words(model.text_model)
+    start_from_masks(model.vision_model)
     loop = Loop("clip", {"clip": model}, lr=1.5e-3, ema=0.995)
 
     def step(number: int) -> dict[str, torch.Tensor]:

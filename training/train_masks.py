@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from training import models, tokens, world
 from training.loop import Loop, arguments, fresh
+from training.train_words import start_from_words
 
 BATCH, WORDS = 24, 2  # pictures, and words asked about each
 NAMING = 600  # first steps, in which the vision encoder alone learns what is where: half the price of a whole step
@@ -100,6 +101,7 @@ def main() -> None:
     options = arguments(__doc__, 20)
     tokenizer = tokens.load()
     model = models.clipseg(tokenizer.get_vocab_size())
+    start_from_words(model.clip.text_model)
     model.set_attn_implementation("eager")  # the backward pass of the fused attention took more than half of a step
     model.clip.logit_scale.requires_grad_(False)
     # Used in training only: asks the vision encoder at every patch what it sees.

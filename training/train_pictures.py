@@ -18,6 +18,7 @@ from training import models, tokens
 from training.latents import load_chunks
 from training.loop import Loop, arguments, fresh
 from training.paths import folder
+from training.train_words import start_from_words
 
 DROPPED = 0.1
 # Times are drawn as 1000 u^0.5: what a caption asks for is decided where there is much noise, the rest is cleaning up.
@@ -33,14 +34,6 @@ def scheduler() -> DDIMScheduler:
         clip_sample=False,
         set_alpha_to_one=True,
     )
-
-
-def start_from_words(text: torch.nn.Module) -> None:
-    path = folder("words") / "checkpoint.pt"
-    if not path.exists():
-        print("pictures: no pretrained text encoder (train_words), starting from nothing", flush=True)
-        return
-    text.load_state_dict(torch.load(path, weights_only=False)["ema"]["text"])
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""The text encoder of the pictures, before it meets a picture: python -m training.train_words --minutes 3
+"""The text encoders, before they meet a picture: python -m training.train_words --minutes 3
 
 A caption of this world says what its scene holds. Small heads, used here only, ask the encoder's last state for every
-thing's name, tint and size, the background, place and relation. The UNet then starts with words that already mean
-something, instead of having to find out from noisy latents alone.
+thing's name, tint and size, the background, place and relation. The UNet, the mask model and CLIP then start with words that
+already mean something, instead of having to find out from noisy latents or masks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from opsmith.starter.vocabulary import BACKGROUNDS, PLACES, RELATIONS, SIZES, TINTS
 from training import models, tokens, world
 from training.loop import Loop, arguments, fresh
+from training.paths import folder
 
 BATCH = 96
 THINGS = 3  # at most in a scene
@@ -47,6 +48,16 @@ class Heads(nn.Module):
 
     def forward(self, state: torch.Tensor) -> list[torch.Tensor]:
         return [head(state) for head in self.heads]
+
+
+def start_from_words(text: nn.Module) -> None:
+    """Give a text encoder of the same shape what was learnt here, if it was."""
+    path = folder("words") / "checkpoint.pt"
+    if not path.exists():
+        print("no pretrained text encoder (train_words): starting from nothing", flush=True)
+        return
+    learnt = torch.load(path, weights_only=False)["ema"]["text"]
+    text.load_state_dict({key.removeprefix("text_model."): value for key, value in learnt.items()})
 
 
 def main() -> None:
