@@ -16,7 +16,7 @@ from training.loop import Loop, arguments, fresh
 from training.train_words import start_from_words
 
 BATCH, WORDS = 24, 2  # pictures, and words asked about each
-NAMING = 600  # first steps, in which the vision encoder alone learns what is where: half the price of a whole step
+NAMING = 400  # first steps, in which the vision encoder alone learns what is where: half the price of a whole step
 FREE = 0.2  # share of renderings off the grid
 MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073]).view(1, 3, 1, 1)  # CLIP's own normalisation
 STD = torch.tensor([0.26862954, 0.26130258, 0.27577711]).view(1, 3, 1, 1)
