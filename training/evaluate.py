@@ -1,7 +1,7 @@
 """Measure the shipped ONNX models on held-out combinations: python -m training.evaluate [judge pictures sheets vae masks clip writer]
 
 Everything runs on the variants in src/opsmith/starter through ONNX Runtime; only the judge is a torch model. Seeds are
-fixed. Writes training/figures.json and the sheets in docs/pictures/.
+fixed. Writes training/figures.json, the table in docs/starter.md and the sheets in docs/pictures/.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from training.train_pictures import scheduler
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 STEPS, GUIDANCE = 25, 3.0
+BEGIN, END = "<!-- written by training/evaluate.py -->", "<!-- end -->"
 
 
 def session(name: str, component: str = "") -> onnxruntime.InferenceSession:
@@ -315,6 +316,57 @@ def evaluate_judge(number: int = 500) -> dict:
     return figures
 
 
+# ---------------------------------------------------------------- the table in docs/starter.md
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def table(figures: dict) -> str:
+    """The figures against the goals, as Markdown."""
+    masks, judge, pictures = figures["masks"], figures["judge"], figures["pictures"]
+    default = next(iter(figures["writer"]))
+    writer, one, two = figures["writer"][default], pictures["generated, one thing"], pictures["generated, two things"]
+    background = min(part["background right (judge, all 14)"] for part in (one, two))
+    number = pictures["pictures of each kind"]
+    clip = figures["clip"]["right caption of 32 first"]
+    split = f"({masks['iou, one thing']:.3f} with one thing in the picture, {masks['iou, several']:.3f} with several)"
+    rows: list[tuple[str, str, str, bool]] = [
+        ("VAE: mean PSNR", "26 dB", f"{figures['vae']['psnr mean']:.1f} dB", figures["vae"]["psnr mean"] >= 26),
+        (f"writer, {default}: keyword in the prompt", "98 %", percent(writer["keyword in prompt"]),
+         writer["keyword in prompt"] >= 0.98),
+        ("writer: parses as a caption", "90 %", percent(writer["parses as a caption"]),
+         writer["parses as a caption"] >= 0.9),
+        ("writer: distinct of 100", "60", str(writer["distinct of 100 for one keyword"]),
+         writer["distinct of 100 for one keyword"] >= 60),
+        ("CLIP: the right one of 32 captions first", "90 %", percent(clip), clip >= 0.9),
+        ("masks: mean IoU", "0.80", f"{masks['mean iou']:.3f} {split}", masks["mean iou"] >= 0.8),
+        (f"pictures: background right, {number} of each kind", "95 %", percent(background), background >= 0.95),
+        (f"pictures: the judge finds the thing, {number} with one", "85 %", percent(one["things found"]),
+         one["things found"] >= 0.85),
+        (f"pictures: the judge finds both things, {number} with two", "60 %", percent(two["things found"]),
+         two["things found"] >= 0.6),
+    ]  # fmt: skip
+    real = [percent(pictures[f"real, {kind}"]["things found"]) for kind in ("one thing", "two things")]
+    return "\n".join(
+        [
+            "| what | goal | now | |",
+            "|---|---|---|---|",
+            *(f"| {what} | {goal} | {now} | {'reached' if ok else 'not yet'} |" for what, goal, now, ok in rows),
+            "",
+            f"The judge itself, on real held-out scenes: the thing found in {real[0]} of pictures with one, both in {real[1]} of those",
+            f"with two; {percent(judge['all things right, clean'])} over a mixed set.",
+        ]
+    )
+
+
+def write_table(figures: dict) -> None:
+    path = ROOT / "docs" / "starter.md"
+    before, rest = path.read_text().split(BEGIN)
+    path.write_text(before + BEGIN + "\n" + table(figures) + "\n" + END + rest.split(END)[1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=["judge", "pictures", "sheets", "vae", "masks", "clip", "writer"])
@@ -327,6 +379,7 @@ def main() -> None:
         figures[name] = evaluate_pictures(options.number) if name == "pictures" else globals()[f"evaluate_{name}"]()
         print(name, json.dumps(figures[name]), flush=True)
         path.write_text(json.dumps(figures, indent=2) + "\n")
+    write_table(figures)
 
 
 if __name__ == "__main__":

@@ -141,7 +141,9 @@ class Loop:
 def arguments(description: str, minutes: float, **own: float) -> argparse.Namespace:
     """The arguments of every training script and a script's own numbers; also fixes seeds and threads."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--minutes", type=float, default=minutes, help="processor time of this run; a later run resumes")
+    parser.add_argument(
+        "--minutes", type=float, default=minutes, help="processor time of this run; a later run resumes"
+    )
     parser.add_argument("--cooldown", type=float, default=0.2, help="last part of it in which the learning rate falls")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=9)

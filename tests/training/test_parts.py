@@ -55,7 +55,6 @@ def test_the_optimizer_fits_a_linear_map_and_resumes():
     assert loss().item() < 0.02 * before
 
 
-
 def test_a_mask_teaches_both_encoders():
     """The model's own forward stops gradients at its encoders, which then stay random."""
     torch.manual_seed(0)
