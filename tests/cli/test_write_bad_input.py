@@ -12,6 +12,7 @@ from opsmith.cli import main
 
 
 def refused(capfd, *arguments):
+    capfd.readouterr()  # what making the model said
     with pytest.raises(SystemExit) as stop:
         main([str(a) for a in arguments])
     said = capfd.readouterr().err
