@@ -69,6 +69,7 @@ def finished(page: Page, number: int) -> None:
     expect(page.locator("#overlay")).to_be_visible(timeout=LONG)
 
 
+@pytest.mark.usefixtures("sure_eye")
 def test_from_a_keyword_to_a_saved_edit(open_page: Open, artefacts: Path, tmp_path: Path) -> None:
     page = open_page()
     # 1 idea: three prompts, one is picked

@@ -121,10 +121,11 @@ def test_replacing_paints_with_the_model(running: Running, visitor: httpx.Client
     assert (note["kind"], note["prompt"], note["steps"]) == ("replace", "a frog", 3)
 
 
+@pytest.mark.usefixtures("sure_eye")
 def test_a_selection_by_words_is_a_mask_of_the_pictures_size(running: Running, visitor: httpx.Client) -> None:
     picture = made(running, visitor)
     job = running.done(
-        visitor, visitor.post("/api/select", json={"picture": picture["id"], "words": "apple", "threshold": 0.01})
+        visitor, visitor.post("/api/select", json={"picture": picture["id"], "words": "apple", "threshold": 0.5})
     )
     data = base64.b64decode(job["result"]["mask"].split(",")[1])
     found = np.asarray(Image.open(io.BytesIO(data)))

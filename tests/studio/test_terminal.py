@@ -51,11 +51,8 @@ def test_own_prompts_and_a_seed_that_is_none(home: Path, tmp_path: Path) -> None
     assert pictures.settings_of(made)["prompt"] == "a castle under the stars"
 
 
-def test_an_edit_is_saved_with_its_history(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opsmith.pipelines import masks
-
-    whole = masks.from_words
-    monkeypatch.setattr(masks, "from_words", lambda image, words, finder: whole(image, words, finder, 0.01))
+@pytest.mark.usefixtures("sure_eye")
+def test_an_edit_is_saved_with_its_history(home: Path, tmp_path: Path) -> None:
     said = talk(tmp_path, "frog", "a red apple", "1", "apple", "sing it a song", "apple", "make it blue", "", "")
     assert any("is not understood" in line for line in said)
     (edited,) = tmp_path.glob("*-edited-*.png")
