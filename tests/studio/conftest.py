@@ -99,7 +99,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def sure_eye(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mask model finds something in the middle of any picture, with at most 0.9: what a small model paints in a few steps need
-    not look like anything to the real one, which tests/starter checks on scenes with known masks."""
+    not look like anything to the real one, whose quality training/evaluate.py measures on scenes with known masks."""
     from opsmith.pipelines.masks import Segmenter
 
     def find(self: Segmenter, image: Image.Image, words: str) -> np.ndarray:

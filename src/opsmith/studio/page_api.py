@@ -29,22 +29,8 @@ class Idea(BaseModel):
     seed: int | None = None
 
 
-class PictureWish(BaseModel):
-    prompt: str
-    negative: str = ""
-    steps: int = 25
-    guidance: float | None = None
-    width: int | None = None
-    height: int | None = None
-    seed: int | None = None
-    n: int = 1
-    variant: str | None = None
-
-    def wish(self) -> Wish:
-        return Wish(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Wish)})
-
-
-class Comparison(PictureWish):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison(Wish):
     variants: tuple[str, str]
 
 
@@ -149,15 +135,15 @@ def ideas(request: Request, asked: Idea) -> JSONResponse:
 
 
 @router.post("/pictures")
-def make(request: Request, asked: PictureWish) -> JSONResponse:
+def make(request: Request, asked: Wish) -> JSONResponse:
     studio = studio_of(request)
-    return _started(studio, studio.pictures(owner_of(request), asked.wish()))
+    return _started(studio, studio.pictures(owner_of(request), asked))
 
 
 @router.post("/compare")
 def compare(request: Request, asked: Comparison) -> JSONResponse:
     studio = studio_of(request)
-    return _started(studio, studio.compare(owner_of(request), asked.wish(), asked.variants))
+    return _started(studio, studio.compare(owner_of(request), asked, asked.variants))
 
 
 @router.post("/select")
