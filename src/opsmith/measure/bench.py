@@ -431,7 +431,6 @@ def _round(workers: Sequence[Worker], runs: Sequence[int], group: int, order: ra
     turns: dict[int, list[float]] = {}
     dirty = set()
     for i in order.sample(range(len(workers)), len(workers)):
-        time.sleep(0.002)  # thread pools spin for a moment after a run; let the previous one go to sleep
         answer = workers[i].ask("turn", runs=runs[i], warm=_warm(runs[i]))
         turns[i] = answer["seconds"]
         if answer["contaminated"]:

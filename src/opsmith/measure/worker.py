@@ -111,6 +111,18 @@ def memory(field: str) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def _settle(limit: float = 0.5) -> None:
+    """Wait until this process's thread pool sleeps: pools spin for a while after a run (ONNX Runtime's for about 30 ms), on
+    the very cores that the next variant is timed on."""
+    ends = time.perf_counter() + limit
+    used = time.process_time()
+    while time.perf_counter() < ends:
+        time.sleep(0.01)
+        before, used = used, time.process_time()
+        if used - before < 0.001:
+            return
+
+
 class _Model:
     """What the child holds between commands."""
 
@@ -160,6 +172,7 @@ class _Model:
             run(feed)
             seconds.append(time.perf_counter() - started)
         use = contention.between(before, contention.read())
+        _settle()
         return {
             "seconds": seconds,
             "contaminated": use.contaminated(self.threads, machine.cores()),
