@@ -105,6 +105,25 @@ def test_a_compiled_model_shows_its_kernels(compiled):
     assert found.graph == store.find_model(compiled.parent / "plain")
 
 
+def test_a_compiled_convolution_counts_its_work_where_a_size_is_a_rounded_division(tmp_path):
+    value = helper.make_tensor_value_info
+    weights = tensor("w", 8, 4, 3, 3)
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", strides=[2, 2], pads=[1, 1, 1, 1])
+    graph = helper.make_graph(
+        [node],
+        "halving",
+        [value("x", TensorProto.FLOAT, [1, 4, "height", 32])],
+        [value("y", TensorProto.FLOAT, [1, 8, "half", 16])],
+        [weights],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    source = save(model, tmp_path / "net" / "plain")
+    opsmith.compile(source, tmp_path / "net" / "compiled", regions="all")
+    found = profile(tmp_path / "net" / "compiled", threads=1, iterations=3, shapes={"height": 31})[0]
+    # y [1, 8, 16, 16], each of 4 * 3 * 3 products
+    assert sum(row.flops or 0 for row in found.rows if row.kind == "kernel") == 2 * 8 * 16 * 16 * 36
+
+
 def test_two_variants_are_matched_by_original_node(folder, compiled):
     a, b = profile([folder, compiled], threads=1, iterations=5, shapes={"batch": 64})
     groups = {g.nodes: g for g in compare_nodes(a, b)}

@@ -6,7 +6,7 @@ from opsmith.measure import worker
 
 
 class Clock:
-    """A process whose pool uses BUSY of every second until it goes to sleep at ASLEEP."""
+    """A process whose pool spins on one core until it goes to sleep at ASLEEP."""
 
     def __init__(self, asleep: float) -> None:
         self.now, self.asleep = 0.0, asleep

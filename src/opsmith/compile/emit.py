@@ -178,8 +178,6 @@ def _double(d: Dim) -> str:
     """A size as a double, for the profile only."""
     if d.value is not None:
         return f"{d.value}.0"
-    if any("(" in a or "[" in a for a in d.atoms()):
-        return "0.0"
     terms = [" * ".join([f"{float(c)}", *m]) for m, c in d.terms.items()]
     return " + ".join(terms)
 

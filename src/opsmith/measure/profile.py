@@ -29,7 +29,6 @@ import onnx_ir as ir
 from opsmith import machine, progress, settings, store
 from opsmith.errors import OpsmithError
 from opsmith.measure import bench, nsys, peak, trace
-from opsmith.measure.flops import flops
 from opsmith.measure.op_costs import node_flops
 from opsmith.measure.origins import Graph, graph_of, kernel_origins, origins, read_graph
 from opsmith.measure.worker import Worker
@@ -250,8 +249,7 @@ def _profile(
     rows = _rows(kept, proto, read_graph(graph_path), shapes)
     if compiled:
         text = counters.read_bytes()[skipped:].decode() if counters.exists() else ""
-        costs = _work(graph_path, feed)
-        rows = _open_regions(rows, trace.read_kernels(text), runs, chosen, read_graph(graph_path), costs, notes)
+        rows = _open_regions(rows, trace.read_kernels(text), runs, chosen, read_graph(graph_path), notes)
     gpu = _gpu_kernels(order, runs, work, notes) if device == "cuda" else []
     limits = peak.cached() if device == "cpu" else None  # the peak is the CPU's
     if limits is None and device == "cpu":
@@ -396,7 +394,6 @@ def _open_regions(
     runs: int,
     chosen: Sequence[int],
     reference: Graph,
-    work: Mapping[str, int | None],
     notes: list[str],
 ) -> list[Row]:
     """Put the kernels of each compiled region in the place of its one opaque node."""
@@ -414,7 +411,7 @@ def _open_regions(
             notes.append(f"{region}: its kernel counters do not divide into {runs} runs; all of them are used")
         use = lines[region] if rest else [c for i in chosen for c in lines[region][i * per_run : (i + 1) * per_run]]
         share = runs if rest else len(chosen)
-        found += _kernel_rows(region, use, share, row, reference, work)
+        found += _kernel_rows(region, use, share, row, reference)
     return found
 
 
@@ -424,7 +421,6 @@ def _kernel_rows(
     runs: int,
     row: Row,
     reference: Graph,
-    work: Mapping[str, int | None],
 ) -> list[Row]:
     groups: dict[int, list[trace.KernelCall]] = collections.defaultdict(list)
     for call in calls:
@@ -439,28 +435,13 @@ def _kernel_rows(
             kind="kernel",
             count=max(1, round(len(group) / runs)),
             us=sum(c.us for c in group) / runs,
-            # Zero: the compiler could not write the size as a formula.
-            flops=round(sum(c.flops for c in group) / runs) or _known_work(covered.get(number, ()), work),
+            flops=round(sum(c.flops for c in group) / runs) or None,
             bytes=round(sum(c.bytes for c in group) / runs) or None,
             origin=covered.get(number, ()),
             region=region,
         )
         for number, group in sorted(groups.items())
     ]
-
-
-def _work(path: Path, feed: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, int | None]:
-    """FLOPs of each node of a model by name, as far as they can be counted."""
-    try:
-        cost = flops(path, {name: array.shape for name, array in feed.items()})
-    except OpsmithError:
-        return {}
-    return {node.name or node.outputs[0]: node.flops for node in cost.nodes}
-
-
-def _known_work(names: Sequence[str], work: Mapping[str, int | None]) -> int | None:
-    found = [work.get(name) for name in names]
-    return sum(f for f in found if f) if found and None not in found else None
 
 
 def kernel_type(kernel: str) -> str:
