@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import signal
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from training import parallel
 from training.optimizer import Muon
 from training.paths import folder
 
@@ -97,9 +97,9 @@ class Loop:
         warmup: int = 100,
         cooldown: float = 0.2,
     ) -> None:
-        """`minutes` of processor time on each thread."""
+        """`minutes` of processor time of each process."""
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopped", True))
-        start, threads = time.process_time(), torch.get_num_threads()
+        start = time.process_time()
         last_save = last_print = time.time()
         shown: dict[str, list[float]] = {}
         for module in self.modules.values():
@@ -107,14 +107,17 @@ class Loop:
         began = self.step
         if began:  # the optimizer remembers its momentum: a resumed run needs only a short warmup
             warmup = min(warmup, 20)
-        while (elapsed := (time.process_time() - start) / threads) < minutes * 60 and not self.stopped:
-            left = 1 - elapsed / (minutes * 60)
-            rate = self.lr * min(1.0, (self.step - began + 1) / warmup, left / cooldown)
+        over = False
+        while not over:
+            elapsed = time.process_time() - start
+            left = max(0.0, 1 - elapsed / (minutes * 60))
+            rate = parallel.agree(self.lr * min(1.0, (self.step - began + 1) / warmup, left / cooldown))
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             losses = step(self.step)
             self.optimizer.zero_grad(set_to_none=True)
             losses["loss"].backward()
+            over = parallel.average(self.parameters, stop=left == 0 or self.stopped)
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
             if torch.isfinite(norm):
                 self.optimizer.step()
@@ -122,20 +125,21 @@ class Loop:
             self.update_ema()
             for key, value in losses.items():
                 shown.setdefault(key, []).append(float(value.detach()))
-            if time.time() - last_print > 20:
+            if parallel.rank() == 0 and time.time() - last_print > 20:
                 last_print = time.time()
                 means = {key: float(np.mean(values)) for key, values in shown.items()}
                 shown = {}
                 self.history.append({"step": self.step, "seconds": self.seconds + elapsed, **means})
                 figures = "  ".join(f"{key} {value:.4f}" for key, value in means.items())
                 print(f"{self.name} step {self.step}  {elapsed / 60:.1f} min  {figures}", flush=True)
-            if time.time() - last_save > CHECKPOINT_SECONDS:
+            if parallel.rank() == 0 and time.time() - last_save > CHECKPOINT_SECONDS:
                 last_save = time.time()
                 kept, self.seconds = self.seconds, self.seconds + elapsed
                 self.save()
                 self.seconds = kept
-        self.seconds += (time.process_time() - start) / threads
-        self.save()
+        self.seconds += time.process_time() - start
+        if parallel.rank() == 0:
+            self.save()
 
 
 def arguments(description: str, minutes: float, **own: float) -> argparse.Namespace:
@@ -145,12 +149,13 @@ def arguments(description: str, minutes: float, **own: float) -> argparse.Namesp
         "--minutes", type=float, default=minutes, help="processor time of this run; a later run resumes"
     )
     parser.add_argument("--cooldown", type=float, default=0.2, help="last part of it in which the learning rate falls")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=1, help="2 for both cores; each draws its own data")
     parser.add_argument("--seed", type=int, default=9)
     for name, default in own.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    parallel.start(options.processes)
+    torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     seed_everything(options.seed)
     return options
@@ -164,7 +169,7 @@ def seed_everything(seed: int) -> None:
 
 def fresh(step: int, seed: int = 9) -> np.random.Generator:
     """Random numbers of one step: the same after a resume as without one."""
-    return np.random.default_rng([seed, step, 77])
+    return np.random.default_rng([seed, step, 77 + parallel.rank()])
 
 
 def draw_curves(history: list[dict], path: Path, title: str) -> None:
@@ -195,6 +200,3 @@ def draw_curves(history: list[dict], path: Path, title: str) -> None:
 def write_figures(name: str, figures: dict) -> None:
     path = folder("figures") / f"{name}.json"
     path.write_text(json.dumps(figures, indent=2) + "\n")
-
-
-os.environ.setdefault("GOMP_SPINCOUNT", "0")  # a waiting thread must not burn the other core's time

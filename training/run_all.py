@@ -1,13 +1,12 @@
 """All stages one after the other, each with a time budget: python -m training.run_all --minutes 600
 
 Every stage resumes from its checkpoint, so this can be stopped and started at any time; --only names the stages to run.
-The shares are of the whole budget. One process at a time, two threads, niced.
+The shares are of the whole budget. One stage at a time, on both cores, niced.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import time
@@ -28,22 +27,25 @@ STAGES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=600, help="of the whole run")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--scenes", type=int, default=30000, help="cached latents")
     parser.add_argument("--only", nargs="*", choices=STAGES, default=list(STAGES))
     options = parser.parse_args()
-    # A thread that waits must not burn the time of the other one (libgomp reads this when it is loaded).
-    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "GOMP_SPINCOUNT": "0"}
     total = sum(STAGES[stage] for stage in options.only)
     for stage in options.only:
-        command = ["nice", "-n", "10", sys.executable, "-m", f"training.{stage}", "--threads", str(options.threads)]
+        command = ["nice", "-n", "10", sys.executable, "-m", f"training.{stage}"]
         if stage == "latents":
             command += ["--scenes", str(options.scenes)]
         else:
-            command += ["--minutes", f"{options.minutes * STAGES[stage] / total:.2f}"]
+            command += [
+                "--minutes",
+                f"{options.minutes * STAGES[stage] / total:.2f}",
+                "--processes",
+                str(options.processes),
+            ]
         start = time.time()
         print(" ".join(command[3:]), flush=True)
-        subprocess.run(command, env=environment, check=True)
+        subprocess.run(command, check=True)
         print(f"{stage}: {(time.time() - start) / 60:.1f} min", flush=True)
 
 

@@ -38,7 +38,7 @@ def scheduler() -> DDIMScheduler:
 
 def main() -> None:
     options = arguments(__doc__, 90, batch=48, things=4.0)
-    count = options.batch
+    count = options.batch // options.processes
     tokenizer = tokens.load()
     unet, text = models.unet(), models.text_encoder(tokenizer.get_vocab_size())
     unet.set_attn_processor(AttnProcessor())  # on so few positions a third faster than the fused attention
