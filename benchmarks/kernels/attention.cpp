@@ -1,5 +1,6 @@
-// Attention at the shapes of Stable Diffusion, BERT and GPT-2: GFLOP/s of the two products, and share of FMA peak; for
-// decoding, GB/s of keys and values read.
+// Attention at the shapes of Stable Diffusion, BERT and GPT-2: GFLOP/s of the two products, and share of FMA peak.
+// Decoding reads a KV cache (batch, heads, tokens, size), one of many layers each time, so that it comes from memory as it does
+// in a model: GB/s of keys and values read.
 #include "attention.hpp"
 
 #include "bench.hpp"
@@ -27,25 +28,31 @@ int main(int argc, char** argv) {
       {"prompt 1024", 1, 16, 16, 1024, 1024, 64, true},      {"GPT-2 decode 128", 1, 16, 16, 1, 128, 64, false},
       {"GPT-2 decode 512", 1, 16, 16, 1, 512, 64, false},    {"GQA decode 2048", 1, 32, 8, 1, 2048, 128, false},
       {"one head, 8192", 1, 1, 1, 1, 8192, 128, false},
+      {"batch 4 decode 512", 4, 16, 16, 1, 512, 64, false},
   };
+  printf("memory %.1f GB/s\n", bench::read_bandwidth(pool));
   for (const Case& c : cases) {
-    // q, k, v as one projection leaves them: (batch, tokens, heads, size)
-    const i64 q_row = c.heads * c.size, k_row = c.kv_heads * c.size;
-    bench::Floats q(c.batch * c.queries * q_row), k(c.batch * c.keys * k_row), v(c.batch * c.keys * k_row);
+    const bool decode = c.queries == 1;
+    // q, k, v as one projection leaves them, (batch, tokens, heads, size), or a cache
+    const i64 q_row = c.heads * c.size, k_row = decode ? c.size : c.kv_heads * c.size, k_head = decode ? c.keys * c.size : c.size;
+    const i64 cache = c.batch * c.keys * c.kv_heads * c.size, layers = decode ? max<i64>(1, (32 << 20) / cache) : 1;
+    bench::Floats q(c.batch * c.queries * q_row), k(layers * cache), v(layers * cache);
     bench::Floats out(c.batch * c.queries * q_row);
     const AttentionShape s{c.batch, c.heads, c.kv_heads, c.queries, c.keys, c.size, c.size,
-                           c.queries * q_row, c.size, q_row, c.keys * k_row, c.size, k_row,
-                           c.keys * k_row, c.size, k_row, c.queries * q_row, c.size, q_row, 0.1f, c.causal};
+                           c.queries * q_row, c.size, q_row, c.keys * c.kv_heads * c.size, k_head, k_row,
+                           c.keys * c.kv_heads * c.size, k_head, k_row, c.queries * q_row, c.size, q_row, 0.1f, c.causal};
     bench::Floats workspace(attention_workspace(s) / 4 + 1);
-    const double t = bench::best_time(
-        count, [&] { attention(pool, s, q.data, k.data, v.data, out.data, NoMask{}, workspace.data); });
+    const double t = bench::best_time(count, [&] {
+      for (i64 l = 0; l < layers; ++l)
+        attention(pool, s, q.data, k.data + l * cache, v.data + l * cache, out.data, NoMask{}, workspace.data);
+    }) / static_cast<double>(layers);
     double pairs = static_cast<double>(c.batch * c.heads * c.queries * c.keys);
     if (c.causal) pairs -= static_cast<double>(c.batch * c.heads * c.queries * (c.queries - 1)) / 2;
     const double gflops = 4 * pairs * static_cast<double>(c.size) / t * 1e-9;
     printf("%-18s q %5lld k %5lld d %3lld  %9.1f us  %7.1f GFLOP/s  %5.1f %% of peak", c.what,
            static_cast<long long>(c.queries), static_cast<long long>(c.keys), static_cast<long long>(c.size), t * 1e6,
            gflops, 100 * gflops / peak);
-    if (c.queries == 1) printf("  %5.1f GB/s", static_cast<double>(c.batch * c.keys * k_row) * 8 / t * 1e-9);
+    if (decode) printf("  %5.1f GB/s", static_cast<double>(cache) * 8 / t * 1e-9);
     printf("\n");
   }
 }
