@@ -14,18 +14,24 @@ int main(int argc, char** argv) {
          "", "direct", "peak", "F(4x4)", "ratio", "F(2x2)", "ratio");
   const i64 shapes[][3] = {{64, 320, 320},  {64, 640, 320},   {64, 960, 320},   {32, 640, 640},  {32, 1280, 640},
                            {16, 1280, 1280}, {16, 2560, 1280}, {8, 1280, 1280}, {64, 512, 512}, {128, 512, 512},
-                           {128, 256, 256},  {256, 128, 128}, {256, 128, 3},    {64, 64, 64},    {64, 4, 320}};
+                           {128, 256, 256},  {256, 128, 128}, {256, 128, 3},    {64, 64, 64},    {64, 4, 320},
+                           {8, 320, 320},    {4, 640, 640},   {2, 1280, 1280},  {1, 1280, 1280}};
   for (auto [size, channels, out] : shapes) {
     ConvShape s{1, size, size, channels, size, size, out, 3, 3, 1, 1, 1, 1, 1, 1, 1};
-    Floats x(size * size * channels), w(36 * packed_size(out, channels)), y(size * size * out), bias(out);
+    // Small images: walk through enough copies of the direct weights that none is still in a cache.
+    const i64 weights = 9 * packed_size(out, channels), copies = size <= 8 ? max<i64>(1, 200'000'000 / (weights * 4)) : 1;
+    Floats x(size * size * channels), w(max(copies, i64{4}) * weights), y(size * size * out), bias(out);
     Floats space((max(conv2d_winograd4_workspace(s), conv2d_winograd2_workspace(s)) + conv2d_workspace(s)) / 4);
     auto ep = [b = bias.data](F sum, Row, i64 column, auto lanes) { return sum + load(b + column, lanes); };
     const double work = 2e-9 * 9 * static_cast<double>(size * size) * static_cast<double>(channels * out);
-    double direct = work / best_time(pool.threads, [&] { conv2d(pool, s, x.data, w.data, y.data, space.data, ep); });
+    double direct = work * static_cast<double>(copies) / best_time(pool.threads, [&] {
+      for (i64 i = 0; i < copies; ++i) conv2d(pool, s, x.data, static_cast<const float*>(w.data) + i * weights, y.data, space.data, ep);
+    });
     double four = work / best_time(pool.threads, [&] { conv2d_winograd4(pool, s, x.data, w.data, y.data, space.data, ep); });
     double two = work / best_time(pool.threads, [&] { conv2d_winograd2(pool, s, x.data, w.data, y.data, space.data, ep); });
-    printf("%4lldx%-4lld %4lld -> %-4lld        %9.1f %5.0f%% %9.1f %5.2fx %9.1f %5.2fx\n", static_cast<long long>(size),
+    const double gb = direct / work * static_cast<double>(weights) * 4e-9;
+    printf("%4lldx%-4lld %4lld -> %-4lld        %9.1f %5.0f%% %9.1f %5.2fx %9.1f %5.2fx  %5.1f GB/s\n", static_cast<long long>(size),
            static_cast<long long>(size), static_cast<long long>(channels), static_cast<long long>(out), direct,
-           100 * direct / peak, four, four / direct, two, two / direct);
+           100 * direct / peak, four, four / direct, two, two / direct, gb);
   }
 }

@@ -202,3 +202,28 @@ def test_strict_mode_uses_no_winograd(tmp_path):
     strict = opsmith.compile(model, tmp_path / "m" / "strict", regions="whole", strict=True)
     assert fast.variant.record["compiled"]["algorithms"] == {"winograd F(4x4,3x3)": 1}
     assert strict.variant.record["compiled"]["algorithms"] == {}
+
+
+def test_weights_stored_in_half_precision_are_read_as_such(tmp_path):
+    """A direct convolution and a product behind a Cast from float16: the weights file holds two bytes a number (constants of
+    less than 65536 elements are folded)."""
+    rng = np.random.default_rng(0)
+    kernel = rng.normal(0, 0.03, size=(96, 96, 3, 3)).astype(np.float16)
+    matrix = rng.normal(0, 0.1, size=(96, 800)).astype(np.float16)
+    model = graph(
+        """g (float[n, 96, h, w] x) => (float[n, p, 800] y) <int64[3] s = {0, 96, -1}> {
+          k = Cast<to = 1>(kernel)  m = Cast<to = 1>(matrix)
+          c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, k)  r = Reshape(c, s)  t = Transpose<perm = [0, 2, 1]>(r)
+          y = MatMul(t, m) }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(kernel, "kernel"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(matrix, "matrix"))
+    result = opsmith.compile(model, tmp_path / "m" / "compiled", regions="whole")
+    (data,) = result.variant.folder.glob("*.data")
+    assert data.stat().st_size < 2.2 * (kernel.size + matrix.size)
+    onnx.save(model, tmp_path / "plain.onnx")
+    for size in (1, 2, 9):
+        x = rng.normal(size=(2, 96, size, size)).astype(np.float32)
+        np.testing.assert_allclose(
+            run(result.variant, {"x": x})[0], run(tmp_path / "plain.onnx", {"x": x})[0], rtol=1e-4, atol=1e-4
+        )

@@ -1,12 +1,14 @@
-// conv2d against its reference: borders, strides, dilation, groups, upsampling, kernels too large for one pass.
+// conv2d against its reference: borders, strides, dilation, groups, upsampling, kernels too large for one pass, tiny images,
+// weights in half precision.
 #include "conv_cases.hpp"
 
 using namespace opsmith;
 using namespace opsmith::test;
 
+template <class TB = float>
 static void check(const Pool& pool, Random& random, const ConvShape& s) {
   i64 columns = s.out_channels / s.groups, depth = s.taps() * s.channels / s.groups;
-  check_conv(
+  check_conv<TB>(
       "conv2d", pool, random, s, s.groups * packed_size(columns, depth), conv2d_workspace(s), 3e-6,
       [](auto&&... x) { conv2d(x...); }, [](auto&&... x) { conv2d_reference(x...); });
 }
@@ -28,6 +30,20 @@ int main() {
   check(three, random, conv_shape(1, 20, 20, 64, 100, 3, 1, 1));
   check(three, random, conv_shape(1, 5, 5, 1300, 20, 3, 1, 1));  // several passes over kernel positions
   check(three, random, conv_shape(1, 40, 40, 1, 3, 33, 1, 16));  // more pointers than one table holds
+  // Images so small that whole kernel positions lie in the padding, and rows that see nothing else
+  for (i64 size : {1, 2, 3})
+    for (i64 pad : {1, 2, 4})
+      for (i64 kernel : {3, 5}) {
+        check(three, random, conv_shape(1, size, size, 33, 50, kernel, 1, pad));
+        check(three, random, conv_shape(3, size, size + 1, 7, 20, kernel, 2, pad, 1, 1, 2));
+      }
+  check(one, random, conv_shape(1, 1, 1, 1300, 20, 3, 1, 1));  // several passes, the first of padding only
+  // Weights in half precision
+  for (i64 kernel : {1, 3}) {
+    check<f16>(three, random, conv_shape(2, 9, 13, 7, 50, kernel, 1, kernel / 2));
+    check<f16>(three, random, conv_shape(2, 2, 2, 130, 100, kernel, 1, kernel / 2));
+    check<bf16>(one, random, conv_shape(1, 5, 5, 12, 24, kernel, 2, 1, 1, 4));
+  }
   check(one, random, conv_shape(0, 5, 5, 4, 4, 3, 1, 1));
   check(one, random, conv_shape(1, 5, 5, 4, 0, 3, 1, 1));
   check(one, random, conv_shape(1, 5, 5, 0, 4, 3, 1, 1));  // no input channels: only the epilogue

@@ -34,7 +34,7 @@ inline constexpr i64 conv2d_transposed_workspace(const ConvShape& s) { return co
 template <class Ep>
 void conv2d_transposed(const Pool& pool, const ConvShape& s, const float* x, const float* packed, float* y,
                        void* workspace, Ep ep) {
-  const i64 N = s.out_channels / s.groups, channels = s.channels / s.groups, panels = panel_count(N);
+  const i64 N = s.out_channels / s.groups, channels = s.channels / s.groups;
   if (s.pixels() <= 0 || N <= 0) return;
   const i64 group_size = packed_size(N, s.taps() * channels);  // of weights; all phases together hold every tap once
   float* zeros = static_cast<float*>(workspace);
@@ -54,10 +54,10 @@ void conv2d_transposed(const Pool& pool, const ConvShape& s, const float* x, con
       const float* weights = packed + phase_start;
       phase_start += packed_size(N, K);
       if (M <= 0) continue;
-      const Tiling t = tile_work(pool, M, N, K);
-      pool.parallel_for(s.groups * t.tasks(), [&](i64 task) {
-        const i64 group = task / t.tasks(), part = task % t.tasks();
-        const i64 row = part / t.panel_blocks * t.row_block, panel = part % t.panel_blocks * t.panel_block;
+      const Tiling tiling = tile_work(pool, M, N, K);
+      pool.parallel_for(s.groups * tiling.tasks(), [&](i64 i) {
+        const i64 group = i / tiling.tasks();
+        const Tiling::Task t = tiling[i % tiling.tasks()];
         auto locate = [&](i64 first, i64 count, i64 tap_begin, i64 tap_end, const float** table, Row* rows) {
           for (i64 r = 0; r < count; ++r) {
             const i64 n = (first + r) / image, pixel = first + r - n * image, line = pixel / columns;
@@ -74,8 +74,8 @@ void conv2d_transposed(const Pool& pool, const ConvShape& s, const float* x, con
             }
           }
         };
-        conv_block(row, min(M, row + t.row_block), panel, min(panels, panel + t.panel_block), N, channels, taps,
-                   weights + group * group_size, y, s.y_stride(), group * N, locate, ep);
+        conv_block(t.row_begin, t.row_end, t.panel_begin, t.panel_end, N, channels, taps,
+                   weights + group * group_size, zeros, y, s.y_stride(), group * N, locate, ep);
       });
     }
   }

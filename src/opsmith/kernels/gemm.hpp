@@ -41,12 +41,11 @@ template <class TA, class TB, class TC, class Ep>
 void gemm(const Pool& pool, i64 M, i64 N, i64 K, const TA* A, i64 lda, const TB* packed, TC* C, i64 ldc, Ep ep,
           i64 rows_per_item = 0, Blocking blocking = {}) {
   if (M <= 0 || N <= 0) return;
-  Tiling t = tile_work(pool, M, N, K, blocking);
-  i64 panels = panel_count(N);
-  pool.parallel_for(t.tasks(), [&](i64 task) {
-    i64 row = task / t.panel_blocks * t.row_block, panel = task % t.panel_blocks * t.panel_block;
-    gemm_block(row, min(M, row + t.row_block), panel, min(panels, panel + t.panel_block), N, K, A, lda, packed, C, ldc,
-               row, rows_per_item, ep);
+  const Tiling tiling = tile_work(pool, M, N, K, blocking);
+  pool.parallel_for(tiling.tasks(), [&](i64 i) {
+    const Tiling::Task t = tiling[i];
+    gemm_block(t.row_begin, t.row_end, t.panel_begin, t.panel_end, N, K, A, lda, packed, C, ldc, t.row_begin, rows_per_item,
+               ep);
   });
 }
 
@@ -116,29 +115,25 @@ void matmul(const Pool& pool, i64 batch, i64 M, i64 N, i64 K, const float* A, i6
     });
     A = copy, a_row = K, a_batch = a_batch == 0 ? 0 : M * K;
   }
-  Tiling t = tile_work(pool, M, N, K);
-  if (batch > 1) {
-    // Items already give every thread its share: cut them only where there are few.
-    t.panel_block = max(t.panel_block, ceil_div(panels, max<i64>(1, ceil_div(4 * pool.threads, batch))));
-    t.panel_blocks = ceil_div(panels, t.panel_block);
-  }
+  Tiling tiling = tile_work(pool, M, N, K);
+  // Items already give every thread its share: cut them only where there are few.
+  if (batch > 1) tiling.panel_blocks = min(tiling.panel_blocks, max<i64>(1, ceil_div(4 * pool.threads, batch)));
   // A panel that only one task reads is packed by that task and used while it is in its cache.
-  const bool pack_in_task = t.row_blocks == 1 && (!shared || batch == 1);
+  const bool pack_in_task = tiling.row_blocks == 1 && (!shared || batch == 1);
   if (!pack_in_task) {
     pool.parallel_for((shared ? 1 : batch) * panels, [&](i64 i) {
       pack_panel(B + i / panels * b_batch, b_row, b_col, N, K, i % panels, packed + i / panels * packed_stride);
     });
   }
-  pool.parallel_for(batch * t.tasks(), [&](i64 task) {
-    i64 item = task / t.tasks(), part = task % t.tasks();
-    i64 row = part / t.panel_blocks * t.row_block, panel = part % t.panel_blocks * t.panel_block;
-    i64 panel_end = min(panels, panel + t.panel_block);
+  pool.parallel_for(batch * tiling.tasks(), [&](i64 i) {
+    const i64 item = i / tiling.tasks();
+    const Tiling::Task t = tiling[i % tiling.tasks()];
     float* mine = packed + item * packed_stride;
     if (pack_in_task) {
-      for (i64 p = panel; p < panel_end; ++p) pack_panel(B + item * b_batch, b_row, b_col, N, K, p, mine);
+      for (i64 p = t.panel_begin; p < t.panel_end; ++p) pack_panel(B + item * b_batch, b_row, b_col, N, K, p, mine);
     }
-    gemm_block(row, min(M, row + t.row_block), panel, panel_end, N, K, A + item * a_batch, a_row, mine,
-               C + item * (c_batch - M * ldc), ldc, item * M + row, M, ep);
+    gemm_block(t.row_begin, t.row_end, t.panel_begin, t.panel_end, N, K, A + item * a_batch, a_row, mine,
+               C + item * (c_batch - M * ldc), ldc, item * M + t.row_begin, M, ep);
   });
 }
 

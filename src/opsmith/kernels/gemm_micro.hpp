@@ -161,8 +161,17 @@ struct TileRows {
 // How a product of `rows` by `panels` is cut into tasks. Tasks are tall enough that a panel of B, read once from L3
 // or memory, serves at least row_block rows, and many enough that threads finish together.
 struct Tiling {
-  i64 row_block, row_blocks, panel_block, panel_blocks;
+  i64 rows, panels, row_block, row_blocks, panel_blocks;
   i64 tasks() const { return row_blocks * panel_blocks; }
+
+  struct Task {
+    i64 row_begin, row_end, panel_begin, panel_end;
+  };
+  // Panels are dealt out evenly: 27 of them in 8 blocks are 3 or 4 each, so that two threads get 13 and 14.
+  Task operator[](i64 task) const {
+    const i64 row = task / panel_blocks * row_block, block = task % panel_blocks;
+    return {row, min(rows, row + row_block), panels * block / panel_blocks, panels * (block + 1) / panel_blocks};
+  }
 };
 
 inline constexpr i64 max_row_block = 24 * gemm_mr;
@@ -175,11 +184,12 @@ struct Blocking {
 };
 
 inline Tiling tile_work(const Pool& pool, i64 rows, i64 N, i64 K, Blocking blocking = {}) {
-  i64 panels = panel_count(N), most_rows = max_row_block;
+  const i64 panels = panel_count(N), most_rows = max_row_block;
   Tiling t;
+  t.rows = rows, t.panels = panels;
   if (blocking.rows > 0 && blocking.panels > 0 && rows > 0 && panels > 0) {
     t.row_block = min(rows, min(max_row_block, blocking.rows)), t.row_blocks = ceil_div(rows, t.row_block);
-    t.panel_block = min(panels, blocking.panels), t.panel_blocks = ceil_div(panels, t.panel_block);
+    t.panel_blocks = ceil_div(panels, blocking.panels);
     if (t.tasks() >= pool.threads) return t;  // else this size is far from the tuned one
   }
   t.row_blocks = max<i64>(1, ceil_div(rows, most_rows));
@@ -195,8 +205,6 @@ inline Tiling tile_work(const Pool& pool, i64 rows, i64 N, i64 K, Blocking block
   i64 total = t.row_blocks * t.panel_blocks;
   if (total > 1 && total < 2 * pool.threads) t.panel_blocks = min(panels, ceil_div(2 * pool.threads, t.row_blocks));
   t.panel_blocks = max<i64>(1, t.panel_blocks);
-  t.panel_block = ceil_div(max<i64>(panels, 1), t.panel_blocks);
-  t.panel_blocks = ceil_div(panels, t.panel_block);
   return t;
 }
 

@@ -211,11 +211,10 @@ void gemm_quantized(const Pool& pool, i64 M, i64 N, i64 K, i64 block, const TA* 
                     i64 ldc, Ep ep, i64 rows_per_item = 0, Blocking blocking = {}) {
   using Q = Quantized<Bits, Scale, Zero>;
   if (M <= 0 || N <= 0) return;
-  const Tiling t = tile_work(pool, M, N, K, blocking);
-  const i64 panels = panel_count(N), blocks = ceil_div(K, block);
-  pool.parallel_for(t.tasks(), [&](i64 task) {
-    const i64 row_begin = task / t.panel_blocks * t.row_block, row_end = min(M, row_begin + t.row_block);
-    const i64 panel_begin = task % t.panel_blocks * t.panel_block, panel_end = min(panels, panel_begin + t.panel_block);
+  const Tiling tiling = tile_work(pool, M, N, K, blocking);
+  const i64 blocks = ceil_div(K, block);
+  pool.parallel_for(tiling.tasks(), [&](i64 task) {
+    const auto [row_begin, row_end, panel_begin, panel_end] = tiling[task];
     constexpr i64 part_floats = 40 * 1024, most_sums = 2 * 4096;
     float tiles[max_row_block * gemm_nr];
     float part[part_floats];

@@ -244,8 +244,8 @@ constexpr bool winograd_pays(const ConvShape& s) {
 }
 
 // The same with the weights in both forms: whichever suits the image. Only the form that is used is read from the file.
-template <int Out, class Ep>
-void conv2d_by_size(const Pool& pool, const ConvShape& s, const float* x, const float* transformed, const float* direct,
+template <int Out, class TB, class Ep>
+void conv2d_by_size(const Pool& pool, const ConvShape& s, const float* x, const float* transformed, const TB* direct,
                     float* y, void* workspace, Ep ep) {
   if (winograd_pays<Out>(s)) {
     conv2d_winograd<Out>(pool, s, x, transformed, y, workspace, ep);

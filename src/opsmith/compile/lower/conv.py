@@ -18,7 +18,7 @@ from opsmith.compile.lower.matmul import anchored, as_float
 from opsmith.compile.lower.program import Group, Lowering, Target, Tunable
 from opsmith.compile.lower.registry import Node, infers, lowers
 from opsmith.compile.task import CONV_FIELDS, Candidate
-from opsmith.compile.values import Abstract, Array, Constant, DataType, Unsupported, View, abstract
+from opsmith.compile.values import CPP, Abstract, Array, Buffer, Constant, DataType, Unsupported, View, abstract
 
 NHWC = (0, 2, 3, 1)
 
@@ -119,10 +119,8 @@ def _lower_conv(node: Node, out: Lowering) -> None:
     sizes, strides, dilations, pads = _resolve(node, node.input(0).dims, list(constant.dims[2:]))
     if flat:
         strides, dilations, pads, sizes = [1, *strides], [1, *dilations], [0, *pads], [ONE, *sizes]
-    weights = Constant(
-        constant.key, constant.dtype, (*constant.dims[:2], 1, constant.dims[2]) if flat else constant.dims,
-        (lambda: constant.read()[:, :, None, :]) if flat else constant.read,
-    )  # fmt: skip
+    o, c, *kernel = constant.dims
+    weights = constant.map("flat", (o, c, 1, *kernel), lambda w: w[:, :, None, :]) if flat else constant
     image = as_image(x)
     source = channels_last(image, out)
     groups = int(node.attribute("group", 1))
@@ -225,14 +223,15 @@ def convolve(node: Node, out: Lowering, shape: ConvCall, extra: list[fuse.ExtraL
     ):  # small images go the direct way, which needs its own weights
         call = f"conv2d_by_size<{tile}>"
         packed.append(DIRECT.pack(shape, out))
-    tuned = algorithm in (DIRECT, WINOGRAD4, WINOGRAD2)
+    # The tuner times weights of floats.
+    tuned = algorithm in (DIRECT, WINOGRAD4, WINOGRAD2) and shape.weights.stored is None
 
     def emit(target: View, epilogue: fuse.Epilogue) -> None:
         if target.dtype != DataType.FLOAT:
             raise Unsupported("half-precision images")
         slug = f"{algorithm.kernel}_{epilogue.slug}" if epilogue.slug else algorithm.kernel
         names = ["weights", "direct"][: len(packed)]
-        parameters = ", ".join(f"const float* {name}" for name in names)
+        parameters = ", ".join(f"const {CPP[p.dtype]}* {name}" for p, name in zip(packed, names))
         name = out.instance(
             slug,
             f"const Pool& pool, const ConvShape& shape, const float* x, {parameters}, float* y, void* workspace{epilogue.parameters}",
@@ -247,8 +246,8 @@ def convolve(node: Node, out: Lowering, shape: ConvCall, extra: list[fuse.ExtraL
         o, _, kh, kw = shape.weights.dims
         out.call(
             name,
-            f"{name}(pool, {text}, {out.pointer(shape.x)}, {', '.join(packed)}, {out.pointer(target)}, {space}{epilogue.arguments});",
-            reads=[shape.x, *(out.buffer(p) for p in packed), *epilogue.views],
+            f"{name}(pool, {text}, {out.pointer(shape.x)}, {', '.join(p.name for p in packed)}, {out.pointer(target)}, {space}{epilogue.arguments});",
+            reads=[shape.x, *packed, *epilogue.views],
             writes=[target],
             comment=f"{kh}x{kw} {shape.x.dims[1]} -> {o}{'; ' + epilogue.comment if epilogue.comment else ''}",
             flops=shape.flops(),
@@ -279,13 +278,17 @@ class Algorithm:
     comment: str
     notes: tuple[str, ...] = ()
 
-    def pack(self, shape: ConvCall, out: Lowering) -> str:
+    def pack(self, shape: ConvCall, out: Lowering) -> Buffer:
+        """The weights as the kernel reads them. Only the direct kernel reads half precision as it is stored: rounding the
+        transformed weights of Winograd's as well would add an error of its own."""
         w, lanes, groups = shape.weights, out.target.lanes, shape.groups
+        if self is DIRECT and w.stored is not None:
+            w = w.stored
         o, c, kh, kw = w.dims
         columns = -(-(o // groups) // lanes) * lanes
 
         def weights() -> Array:
-            return np.asarray(w.read(), np.float32)
+            return np.asarray(w.read(), None if self is DIRECT else np.float32)
 
         strides, dilations = (shape.strides[0], shape.strides[1]), (shape.dilations[0], shape.dilations[1])
         if tile := _TILES.get(self.kernel):
@@ -297,7 +300,8 @@ class Algorithm:
             write = lambda: pack.pack_conv_transposed(weights(), groups, strides, dilations, lanes)  # noqa: E731
         else:
             size, write = groups * c * kh * kw * columns, lambda: pack.pack_conv2d(weights(), groups, lanes)
-        return out.packed(f"{self.kernel}({w.key})", DataType.FLOAT, size, 4, write).name
+        dtype = w.dtype if self is DIRECT else DataType.FLOAT
+        return out.packed(f"{self.kernel}({w.key})", dtype, size, int(dtype.itemsize), write)
 
 
 _TILES = {"conv2d_winograd4": 4, "conv2d_winograd2": 2}
