@@ -299,6 +299,17 @@ def test_no_location_leads_out_of_the_folder(tmp_path: Path, location: str) -> N
     assert files and all(f.resolve().is_relative_to(folder.resolve()) for f in files)
 
 
+def test_a_small_model_saved_elsewhere_takes_its_external_weights_along(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(np.arange(12, dtype=np.float32).tobytes())
+    model = store.open_model(write(tmp_path / "m.onnx", as_weight(external("w.bin", length=48))))
+    (tmp_path / "there").mkdir()
+    store.save_model(model, tmp_path / "there" / "m.onnx")
+    assert store.external_files(tmp_path / "there" / "m.onnx") == set()
+    kept = store.open_model(tmp_path / "there" / "m.onnx").graph.initializers["w"].const_value
+    assert kept is not None
+    assert kept.numpy().ravel().tolist() == list(range(12))
+
+
 @pytest.mark.parametrize("place", PLACES[:2])
 def test_external_data_in_the_folder_is_read(tmp_path: Path, place: object) -> None:
     weights = np.arange(12, dtype=np.float32)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -57,3 +59,35 @@ def memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return 0
+
+
+@contextlib.contextmanager
+def only_memory_that_is_there() -> Iterator[None]:
+    """An allocation beyond the memory that is free now fails, as an exception with a clear line, where Linux would grant it
+    and kill the process once it is used. Memory-mapped files do not count. For commands: the limit is the whole process's."""
+    lines = _meminfo("/proc/meminfo"), _meminfo("/proc/self/status")
+    free, own = (found.get(key) for found, key in zip(lines, ("MemAvailable", "VmData")))
+    if free is None or own is None:
+        yield
+        return
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = [own + free, before[0] if before[0] != resource.RLIM_INFINITY else own + free]
+    with contextlib.suppress(OSError, ValueError):  # "max", or no such file: no container, or one without a limit
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _meminfo(file: str) -> dict[str, int]:
+    """The lines of a file that count kB, in bytes."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split(":", 1) for line in lines if line.endswith(" kB"))
+    return {key: 1024 * int(value.split()[0]) for key, value in pairs}

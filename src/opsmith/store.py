@@ -353,7 +353,8 @@ def save_model(model: ir.Model, path: Path) -> None:
     if weights > EMBED_LIMIT:
         ir.save(model, path, external_data=f"{path.name}.data", size_threshold_bytes=1024)
     else:
-        ir.save(model, path)
+        # What is left of a larger model may still point at that one's file.
+        ir.save(ir.external_data.load_to_model(model), path)
 
 
 @dataclasses.dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,36 @@ def test_remove_shows_the_background_again() -> None:
     assert not changed(image, edited)[far].any()
 
 
+def test_remove_is_painted_over_where_there_is_a_painter() -> None:
+    image, mask = scene()
+    app, said = edit.painter(grammar.parse("remove it"), models.tiny_pipeline("dynamo"), threads=1)
+    assert app is not None
+    assert said == "filled from the surroundings, then painted by tiny-stable-diffusion, unet dynamo"
+    smooth, _ = edit.edit(image, mask, grammar.parse("remove it"))
+    painted, made = edit.edit(image, mask, grammar.parse("remove it"), app=app, avoid="apple", steps=4, seed=1)
+    assert made is not None
+    assert (made.settings[0]["prompt"], made.settings[0]["negative_prompt"]) == ("", "apple")
+    assert made.settings[0]["strength"] == edit.FILLED < 1  # the start is the filling
+    assert changed(smooth, painted)[mask.hard].mean() > 0.95
+    assert not changed(image, painted)[np.asarray(masks.grown(mask.hard, 10)) == 0].any()
+
+
+def test_the_choice_of_a_filling_is_visible(tmp_path: Path) -> None:
+    remove, blind = grammar.parse("remove it"), tmp_path / "blind"
+    shutil.copytree(models.tiny_pipeline("dynamo"), blind)
+    shutil.rmtree(blind / "vae_encoder")
+    assert edit.painter(remove, "nowhere", "smooth") == (None, "filled from the surroundings")
+    app, said = edit.painter(remove, blind)
+    assert app is None
+    assert "has no vae_encoder, so it cannot paint" in said
+    for change, fill in ((remove, "painted"), (grammar.parse("replace it with a pear"), None)):
+        with pytest.raises(OpsmithError, match="no vae_encoder"):
+            edit.painter(change, blind, fill)
+    with pytest.raises(OpsmithError, match="'wild' is unknown"):
+        edit.painter(remove, blind, "wild")
+    assert edit.painter(grammar.parse("blur it"), "nowhere") == (None, "")
+
+
 def test_replace_paints_within_the_grown_mask() -> None:
     image, mask = scene()
     app = DiffusionApp(models.tiny_pipeline("dynamo"), threads=1)
@@ -144,6 +175,19 @@ def test_small_parts_are_dropped_and_large_ones_kept() -> None:
     mask = masks.clean(soft, 0.5, 0)
     assert mask.hard.sum() == 244
     assert np.array_equal(mask.soft, mask.hard.astype(np.float32))
+
+
+def test_specks_are_dropped_even_if_nothing_is_larger() -> None:
+    soft = np.zeros((200, 200), np.float32)
+    soft[10:14, 10:14] = 0.9  # 16 pixels; a speck is below 20
+    with pytest.raises(OpsmithError, match="only specks were found: the largest has 16 pixels, 20 are asked for"):
+        masks.clean(soft, 0.5, 0)
+    assert masks.clean(soft, 0.5, 0, min_area=16).hard.sum() == 16
+    soft[50:60, 50:60] = 0.9
+    assert masks.clean(soft, 0.5, 0).hard.sum() == 100
+    assert masks.clean(soft, 0.5, 0, min_area=5).hard.sum() == 116
+    with pytest.raises(OpsmithError, match="not possible"):
+        masks.clean(soft, 0.5, 0, min_area=-1)
 
 
 def test_parts_join_along_any_path() -> None:

@@ -28,6 +28,9 @@ def command(
         Path | None, typer.Option("--out", "-o", help="The edited PNG; mask and sheet go beside it.", dir_okay=False)
     ] = None,
     threshold: Annotated[float, typer.Option("--threshold", help="How sure the selection must be, 0 to 1.")] = 0.5,
+    min_area: Annotated[
+        float | None, typer.Option("--min-area", help="Smaller parts found by words are dropped; in pixels.")
+    ] = None,
     feather: Annotated[float, typer.Option("--feather", help="Soft edge around the selection, in pixels.")] = 2.0,
     masks_model: Annotated[
         Path | None, typer.Option("--masks", help="A CLIPSeg-type model folder; the starter's by default.")
@@ -40,54 +43,61 @@ def command(
         str | None,
         typer.Option("--prompt", help="What to paint: for replace instead of its words, for remove the background."),
     ] = None,
+    fill: Annotated[
+        str | None,
+        typer.Option(
+            "--fill", help="For remove: painted by the pipeline (if it can), or smooth, from the surroundings."
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option("--steps", help="Denoising steps.")] = 25,
     guidance: Annotated[float | None, typer.Option("--guidance", help="7.5, starter 4.")] = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     threads: Annotated[int | None, typer.Option("--threads", help="Threads of the sessions.")] = None,
 ) -> None:
     """Change a part of a picture; without --change only show what is selected."""
-    from opsmith import progress, starter
+    from opsmith import machine, progress, starter
     from opsmith.pipelines import edit, grammar, masks, pictures
-    from opsmith.pipelines.diffusion import DiffusionApp
 
     if sum(x is not None for x in (select, mask, box)) != 1:
         raise OpsmithError("one selection is needed", "--select WORDS, --mask FILE or --box L,T,R,B")
     wanted = grammar.parse(change) if change is not None else None
     if steps < 1:
         raise OpsmithError(f"{steps} steps are not possible", "give 1 or more")
-    target = out or image.with_name(f"{image.stem}_edited.png")
-    if target.suffix.lower() != ".png":
-        raise OpsmithError(f"{target} does not end in .png", "pictures are written as PNG, which holds their settings")
+    target = pictures.check_target(out or image.with_name(f"{image.stem}_edited.png"))
     picture = pictures.read(image)
     settings: dict[str, Any] = {"source": image.name, "change": change, "select": select, "box": box}
     if select is not None:
         segmenter = masks.Segmenter(masks_model or starter.folder("masks"), threads=threads)
-        found = masks.from_words(picture, select, segmenter, threshold, feather)
+        found = masks.from_words(picture, select, segmenter, threshold, feather, min_area)
         settings |= {"threshold": threshold, "masks_model": f"{segmenter.path.parent.name} {segmenter.hash}"}
     elif mask is not None:
         found = masks.from_file(picture, mask, feather)
     else:
         found = masks.from_box(picture, _box(box or ""), feather)
     settings["feather"] = feather
-    app = None
-    if wanted is not None and (wanted.kind == "replace" or (wanted.kind == "remove" and prompt is not None)):
-        app = DiffusionApp(model or starter.folder("pictures"), variant=variant, threads=threads)
+    app, how = None, ""
+    if wanted is not None:
+        app, how = edit.painter(wanted, model or starter.folder("pictures"), fill, variant=variant, threads=threads)
+        settings |= {"fill": "painted" if app else "smooth"} if wanted.kind == "remove" else {}
     shown = masks.overlay(picture, found)
     beside = {name: target.with_name(f"{target.stem}_{name}.png") for name in ("overlay", "mask", "sheet")}
     # The overlay comes first, so that it can be looked at while a model paints.
     print(pictures.save(shown, beside["overlay"], settings))
     if not console.quiet:
         print(f"selected: {found.hard.mean():.1%} of the picture, within {found.box}", file=sys.stderr)
+        if how:
+            print(how, file=sys.stderr)
     if wanted is None:
         print(pictures.save(found.image, beside["mask"], settings))
         return
-    with progress.task("edit", total=steps) as step:
+    with machine.only_memory_that_is_there(), progress.task("edit", total=steps) as step:
         edited, made = edit.edit(
             picture,
             found,
             wanted,
             app=app,
             prompt=prompt,
+            avoid=select or "",
             steps=steps,
             guidance=guidance if guidance is not None else (4.0 if model is None else 7.5),
             seed=seed,

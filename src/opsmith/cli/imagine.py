@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import resource
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from opsmith.cli import console
-from opsmith.errors import OpsmithError
 
 PANEL = "Applications"
 ORDER = 71
@@ -52,24 +52,25 @@ def command(
     threads: Annotated[int | None, typer.Option("--threads", help="Threads of the sessions.")] = None,
 ) -> None:
     """Make pictures from a prompt."""
-    from opsmith import progress
+    from opsmith import machine, progress
     from opsmith.pipelines import pictures
     from opsmith.pipelines.diffusion import DiffusionApp, Preview
 
-    if out.suffix.lower() != ".png":
-        raise OpsmithError(f"{out} does not end in .png", "pictures are written as PNG, which holds their settings")
+    pictures.check_target(out)
     if guidance is None:
         guidance = 4.0 if model is None else 7.5
     start = pictures.read(init) if init else None
     area = pictures.read(mask, "L") if mask else None
     app = DiffusionApp(model or _starter(), variant=variant, threads=threads, low_memory=low_memory)
-    with progress.task("imagine", total=n * steps) as step:
-        seen = 0
+    with machine.only_memory_that_is_there(), progress.task("imagine", total=100) as step:
+        before = time.perf_counter()
 
         def show(done: int, total: int, _: Preview) -> None:
-            nonlocal seen
-            seen = done
-            step(f"step {done} of {total}")
+            nonlocal before
+            now = time.perf_counter()
+            # Schedulers and start pictures change how many steps there are, so the bar counts percents.
+            step(f"step {done} of {total}, {now - before:.2f} s", 100 * done // total - 100 * (done - 1) // total)
+            before = now
 
         made = app.generate(
             prompt,

@@ -139,6 +139,15 @@ class DiffusionApp:
     def variants(self) -> dict[str, str]:
         return {name: path.parent.name for name, path in self.paths.items()}
 
+    @property
+    def paints(self) -> bool:
+        """Whether it can start from a picture, and so inpaint."""
+        return "vae_encoder" in self.paths
+
+    def check_paints(self) -> None:
+        if not self.paints:
+            raise OpsmithError(f"the pipeline {self.folder} has no vae_encoder", "it is needed to start from a picture")
+
     @functools.cached_property
     def hashes(self) -> dict[str, str]:
         """Of each component's .onnx file and the names and sizes of the files it points at."""
@@ -154,8 +163,6 @@ class DiffusionApp:
 
     def component(self, name: str) -> ort.InferenceSession:
         """Loaded when it is first needed."""
-        if name not in self.paths:
-            raise OpsmithError(f"the pipeline {self.folder} has no {name}", "it is needed to start from a picture")
         if name not in self._sessions:
             self._sessions[name] = session.load(self.paths[name], threads=self.threads)
         return self._sessions[name]
@@ -259,6 +266,8 @@ class DiffusionApp:
             raise OpsmithError(f"{steps} steps are not possible", "give 1 or more")
         if not np.isfinite(guidance) or guidance < 0:
             raise OpsmithError(f"a guidance of {guidance} is not possible", "1 is none, 7.5 is usual")
+        if init is not None:
+            self.check_paints()
         if mask is not None and init is None:
             raise OpsmithError("a mask needs a picture to paint in", "give --init as well")
         if self.unet_channels > self.latent_channels and mask is None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFilter
 
+from opsmith import store
 from opsmith.errors import OpsmithError
 from opsmith.pipelines import masks
 from opsmith.pipelines.diffusion import Callback, DiffusionApp, Generated
@@ -19,6 +20,8 @@ from opsmith.pipelines.masks import Mask
 
 Array = np.ndarray[Any, Any]
 
+FILLS = ("painted", "smooth")
+FILLED = 0.7  # strength of painting over what was filled from the surroundings: its colours stay, its detail comes
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
 
 
@@ -29,6 +32,7 @@ def edit(
     *,
     app: DiffusionApp | None = None,
     prompt: str | None = None,
+    avoid: str = "",
     steps: int = 25,
     guidance: float = 7.5,
     seed: int = 0,
@@ -36,8 +40,8 @@ def edit(
 ) -> tuple[Image.Image, Generated | None]:
     """The edited picture, and what the picture model did if it was needed.
 
-    `replace` needs APP. `remove` fills from the surroundings; with PROMPT (the background in words) and APP the model then
-    paints over the filled part.
+    `replace` needs APP. `remove` fills from the surroundings, and with APP the model paints the background over the
+    filling: PROMPT says what it looks like, AVOID what was there and must not come back.
     """
     image = image.convert("RGB")
     if mask.hard.shape != (image.height, image.width):
@@ -57,9 +61,9 @@ def edit(
     if change.kind == "remove":
         wide = masks.feathered(np.asarray(masks.grown(mask.hard, 2)) > 0, 2)  # the thing's soft edge goes too
         filled = blended(image, filled_from_around(pixels, wide > 0), wide)
-        if prompt is None or app is None:
+        if app is None:
             return filled, None
-        return _painted(filled, wide, app, prompt, 0.7, steps, guidance, seed, callback)
+        return _painted(filled, wide, app, prompt or "", avoid, FILLED, steps, guidance, seed, callback)
     if change.kind == "replace":
         if app is None:
             raise OpsmithError("replacing needs a picture model", "name a pipeline folder with --model")
@@ -67,8 +71,36 @@ def edit(
         # Another thing has another shape: it may use the surroundings, an eighth of the selection's size.
         room = masks.grown(mask.hard, max(2, max(right - left, bottom - top) / 8))
         wide = masks.feathered(np.asarray(room) > 0, 2)
-        return _painted(image, wide, app, prompt or change.text, 1.0, steps, guidance, seed, callback)
+        return _painted(image, wide, app, prompt or change.text, "", 1.0, steps, guidance, seed, callback)
     raise OpsmithError(f"the change {change.kind!r} is unknown")
+
+
+def painter(
+    change: Change,
+    folder: store.PathLike,
+    fill: str | None = None,
+    *,
+    variant: str | None = None,
+    threads: int | None = None,
+) -> tuple[DiffusionApp | None, str]:
+    """The pipeline in FOLDER if CHANGE needs it, and for `remove` a line that says how the place is filled.
+
+    FILL is "painted", "smooth", or None: painted if the pipeline can paint into a picture.
+    """
+    if fill not in (None, *FILLS):
+        raise OpsmithError(f"the filling {fill!r} is unknown", " or ".join(FILLS))
+    if change.kind == "remove" and fill == "smooth":
+        return None, "filled from the surroundings"
+    if change.kind not in ("replace", "remove"):
+        return None, ""
+    app = DiffusionApp(folder, variant=variant, threads=threads)
+    if change.kind == "replace":
+        app.check_paints()
+        return app, ""
+    if not app.paints and fill is None:
+        return None, f"filled from the surroundings; {app.folder} has no vae_encoder, so it cannot paint there"
+    app.check_paints()
+    return app, f"filled from the surroundings, then painted by {app.folder.name}, unet {app.variants['unet']}"
 
 
 def blended(image: Image.Image, new: Array, soft: Array) -> Image.Image:
@@ -127,6 +159,7 @@ def _painted(
     soft: Array,
     app: DiffusionApp,
     prompt: str,
+    avoid: str,
     strength: float,
     steps: int,
     guidance: float,
@@ -145,6 +178,7 @@ def _painted(
     area = Image.fromarray(((soft > 0) * 255).astype(np.uint8)).crop(box)
     made = app.generate(
         prompt,
+        avoid,
         steps=steps,
         guidance=guidance,
         seed=seed,

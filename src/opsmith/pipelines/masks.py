@@ -2,6 +2,9 @@
 
 soft      probabilities [H,W] in 0..1
 cleaned   threshold -> parts (small ones dropped) -> feathered outwards; 1 inside, falling to 0 around it
+
+A part is dropped if it is a speck (less than SPECK of the picture) or small beside the largest part. What a user draws,
+as a file or a box, is taken as it is.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from opsmith.pipelines.clip_tokenizer import ClipTokenizer
 from opsmith.pipelines.text import choose_variant
 
 Array = np.ndarray[Any, Any]
+
+SPECK = 0.0005  # of the picture: 131 pixels at 512x512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,15 +104,21 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def from_words(
-    image: Image.Image, words: str, segmenter: Segmenter, threshold: float = 0.5, feather: float = 2.0
+    image: Image.Image,
+    words: str,
+    segmenter: Segmenter,
+    threshold: float = 0.5,
+    feather: float = 2.0,
+    min_area: float | None = None,
 ) -> Mask:
+    """MIN_AREA of a part is in pixels; SPECK of the picture by default."""
     soft = segmenter.find(image, words)
     if float(soft.max()) < threshold:
         raise OpsmithError(
             f"nothing like {words!r} was found: the best match has {float(soft.max()):.0%}, {threshold:.0%} are asked for",
             "try other words, --threshold, --box or --mask",
         )
-    return clean(soft, threshold, feather)
+    return clean(soft, threshold, feather, min_area=min_area)
 
 
 def from_file(image: Image.Image, path: str | os.PathLike[str], feather: float = 2.0) -> Mask:
@@ -120,7 +131,7 @@ def from_file(image: Image.Image, path: str | os.PathLike[str], feather: float =
     found = np.asarray(mask, np.float32) / 255
     if found.max() < 0.5:
         raise OpsmithError(f"the mask {os.fspath(path)} is empty", "white parts are selected")
-    return clean(found, 0.5, feather, smallest=0.0)
+    return clean(found, 0.5, feather, smallest=0.0, min_area=0)
 
 
 def from_box(image: Image.Image, box: tuple[int, int, int, int], feather: float = 2.0) -> Mask:
@@ -132,20 +143,29 @@ def from_box(image: Image.Image, box: tuple[int, int, int, int], feather: float 
         )
     found = np.zeros((image.height, image.width), np.float32)
     found[top:bottom, left:right] = 1
-    return clean(found, 0.5, feather, smallest=0.0)
+    return clean(found, 0.5, feather, smallest=0.0, min_area=0)
 
 
-def clean(soft: Array, threshold: float, feather: float, smallest: float = 0.1) -> Mask:
-    """Parts smaller than SMALLEST times the largest one are dropped; FEATHER is in pixels."""
+def clean(soft: Array, threshold: float, feather: float, smallest: float = 0.1, min_area: float | None = None) -> Mask:
+    """Parts of fewer than MIN_AREA pixels, or smaller than SMALLEST times the largest one, are dropped. FEATHER is in pixels."""
     if not 0 < threshold <= 1:
         raise OpsmithError(f"a threshold of {threshold} is not possible", "above 0, at most 1")
     if not 0 <= feather <= 200:
         raise OpsmithError(f"a feather of {feather} pixels is not possible", "0 to 200")
+    if min_area is None:
+        min_area = SPECK * soft.size
+    if not 0 <= min_area < soft.size:
+        raise OpsmithError(f"a smallest area of {min_area:g} pixels is not possible", f"0 up to {soft.size - 1}")
     hard = soft >= threshold
-    if smallest > 0:
+    if smallest > 0 or min_area > 0:
         labels, areas = parts(hard)
-        kept = np.flatnonzero(areas >= smallest * areas.max(initial=0)) + 1
-        hard = np.isin(labels, kept)
+        largest = int(areas.max(initial=0))
+        if 0 < largest < min_area:
+            raise OpsmithError(
+                f"only specks were found: the largest has {largest} pixels, {min_area:.0f} are asked for",
+                "try other words or a lower threshold, or allow a smaller area",
+            )
+        hard = np.isin(labels, np.flatnonzero(areas >= max(smallest * largest, min_area)) + 1)
     return Mask(hard, feathered(hard, feather))
 
 

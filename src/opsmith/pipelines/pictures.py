@@ -29,11 +29,22 @@ def read(path: str | os.PathLike[str], mode: str = "RGB") -> Image.Image:
         raise OpsmithError(f"{os.fspath(path)} is not a readable picture: {' '.join(str(error).split())}") from error
 
 
-def save(image: Image.Image, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Path:
-    """Write a PNG whose metadata holds SETTINGS; in place at once or not at all."""
+def check_target(path: str | os.PathLike[str]) -> Path:
+    """Whether a picture can be written there, asked before the work is done."""
     target = Path(path)
     if target.suffix.lower() != ".png":
         raise OpsmithError(f"{target} does not end in .png", "pictures are written as PNG, which holds their settings")
+    if target.is_dir():
+        raise OpsmithError(f"{target} is a folder", "name a file")
+    there = next(p for p in target.absolute().parents if p.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise OpsmithError(f"{target} cannot be written: {there} is not a folder that may be written to")
+    return target
+
+
+def save(image: Image.Image, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Path:
+    """Write a PNG whose metadata holds SETTINGS; in place at once or not at all."""
+    target = check_target(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)

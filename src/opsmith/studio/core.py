@@ -184,7 +184,7 @@ class Studio:
         wanted = grammar.parse(change)
         if mask.size != image.size:
             raise OpsmithError(f"the mask is {mask.width}x{mask.height}, the picture {image.width}x{image.height}")
-        area = masks.clean(np.asarray(mask.convert("L"), np.float32) / 255, 0.5, feather, smallest=0.0)
+        area = masks.clean(np.asarray(mask.convert("L"), np.float32) / 255, 0.5, feather, smallest=0.0, min_area=0)
         if not area.hard.any():
             raise OpsmithError("nothing is selected", "type what to edit, or brush over it")
         paints = wanted.kind == "replace"
