@@ -186,6 +186,16 @@ def test_an_excluded_layer_stays(tmp_path):
     assert len(result.left) == 4 and result.quantized == 5
 
 
+@pytest.mark.parametrize("method", ["fp16", "weight-only"])
+def test_an_export_goes_on_to_the_compiler_when_it_is_quantized(tmp_path, method):
+    """The stored outputs are the smaller model's own, so that verify and compile hold it to what it computes."""
+    source = models.tiny_variant("stable-diffusion", part="text_encoder")
+    quantize(source, tmp_path / "m" / "small", method=method, bits=4, threads=1)
+    assert opsmith.verify(tmp_path / "m" / "small").ok
+    assert not opsmith.verify(source, tmp_path / "m" / "small", rtol=1e-6, atol=1e-7).ok
+    opsmith.compile(tmp_path / "m" / "small", tmp_path / "m" / "compiled", regions="all")
+
+
 def test_a_compiled_int4_model_computes_what_ort_does(tmp_path):
     linear(tmp_path / "a.onnx", 64, 48, bias_shape=(48,))
     quantize(tmp_path / "a.onnx", tmp_path / "m" / "int4", bits=4, symmetric=False)

@@ -119,7 +119,7 @@ def quantize(
         if goal is not None and not goal.reached(found):
             advice = "leave layers out with exclude" if method != "weight-only" else "allow a little more"
             raise OpsmithError(f"{goal} is not reached: error {found.error:.3g}, quality {found.score:.4f}", advice)
-        store.copy_test_data(source, draft.folder)
+        _write_test_data(source, draft, threads)
         before, after = session.size_on_disk(source), session.size_on_disk(draft.path)
         draft.record["quantized"] = {
             "layers": count,
@@ -131,6 +131,17 @@ def quantize(
         }
     variant = store.Variant(store.find_model(dest))
     return QuantizeResult(variant, method, count, tuple(left), before, after, found, tuple(sweep))
+
+
+def _write_test_data(source: Path, draft: store.Draft, threads: int | None) -> None:
+    """The source's stored inputs with what the smaller model makes of them: `verify` and `compile` hold it to that."""
+    stored_cases = store.read_test_data(source)
+    if not stored_cases:
+        return
+    running = session.load(draft.path, threads=threads)
+    names = [o.name for o in running.get_outputs()]
+    for i, data in enumerate(stored_cases):
+        store.write_test_data(draft.folder, data.inputs, dict(zip(names, session.run(running, data.inputs, names))), i)
 
 
 def _check_options(
