@@ -100,7 +100,9 @@ def test_a_broken_picture_to_edit(folder: Path, capfd: pytest.CaptureFixture[str
 def test_a_size_that_fits_the_machine_but_not_what_is_free(folder: Path) -> None:
     """With 400 MiB for itself the process cannot hold the maps of a picture of 2048x2048; it says so and is not killed."""
     before = sorted(folder.rglob("*"))
-    limit = "import resource, sys; resource.setrlimit(resource.RLIMIT_DATA, (400 << 20, 400 << 20)); sys.argv[0] = 'x'; "
+    limit = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_DATA, (400 << 20, 400 << 20)); sys.argv[0] = 'x'; "
+    )
     command: list[Any] = [sys.executable, "-c", limit + "from opsmith.cli import main; main()", "imagine", "a cat"]
     command += ["--model", models.tiny_pipeline("dynamo"), "--threads", "1", "--width", "2048", "--height", "2048"]
     env = {**os.environ, "PYTHONPATH": str(Path(opsmith.__file__).parents[1])}

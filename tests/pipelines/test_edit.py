@@ -12,6 +12,7 @@ import pytest
 from PIL import Image, ImageDraw
 from typer.testing import CliRunner
 
+from opsmith import starter
 from opsmith.errors import OpsmithError
 from opsmith.pipelines import edit, grammar, masks, pictures
 from opsmith.pipelines.diffusion import DiffusionApp
@@ -19,14 +20,18 @@ from opsmith.pipelines.diffusion import DiffusionApp
 SIZE = (64, 48)
 
 
+def background() -> np.ndarray[Any, Any]:
+    y, x = np.mgrid[0 : SIZE[1], 0 : SIZE[0]].astype(np.float32)
+    return np.stack([40 + x, 80 + y, np.full_like(x, 180)], -1)
+
+
 def scene() -> tuple[Image.Image, masks.Mask]:
     """A shaded red disc before a blue gradient, and its mask."""
     y, x = np.mgrid[0 : SIZE[1], 0 : SIZE[0]].astype(np.float32)
     inside = (x - 30) ** 2 + (y - 22) ** 2 < 14**2
-    background = np.stack([40 + x, 80 + y, np.full_like(x, 180)], -1)
     light = 0.6 + 0.4 * np.cos((x - 26) / 12) * np.cos((y - 18) / 12)
     disc = np.stack([220 * light, 40 * light, 30 * light], -1)
-    pixels = np.where(inside[..., None], disc, background)
+    pixels = np.where(inside[..., None], disc, background())
     return Image.fromarray(pixels.astype(np.uint8)), masks.clean(inside.astype(np.float32), 0.5, 2.0)
 
 
@@ -83,9 +88,7 @@ def test_blur_smooths_within_the_mask_only() -> None:
 def test_remove_shows_the_background_again() -> None:
     image, mask = scene()
     edited, _ = edit.edit(image, mask, grammar.parse("remove it"))
-    y, x = np.mgrid[0 : SIZE[1], 0 : SIZE[0]].astype(np.float32)
-    background = np.stack([40 + x, 80 + y, np.full_like(x, 180)], -1)
-    error = np.abs(np.asarray(edited, np.float32) - background)[mask.hard]
+    error = np.abs(np.asarray(edited, np.float32) - background())[mask.hard]
     assert error.mean() < 6
     assert error.max() < 20
     far = np.asarray(masks.grown(mask.hard, 10)) == 0
@@ -98,11 +101,30 @@ def test_remove_is_painted_over_where_there_is_a_painter() -> None:
     assert app is not None
     assert said == "filled from the surroundings, then painted by tiny-stable-diffusion, unet dynamo"
     smooth, _ = edit.edit(image, mask, grammar.parse("remove it"))
-    painted, made = edit.edit(image, mask, grammar.parse("remove it"), app=app, avoid="apple", steps=4, seed=1)
+    painted, made = edit.edit(image, mask, grammar.parse("remove it"), app=app, steps=4, seed=1)
     assert made is not None
-    assert (made.settings[0]["prompt"], made.settings[0]["negative_prompt"]) == ("", "apple")
-    assert made.settings[0]["strength"] == edit.FILLED < 1  # the start is the filling
+    settings = made.settings[0]
+    assert (settings["prompt"], settings["guidance"]) == ("", 1.0)  # nothing to follow but the surroundings
+    assert settings["strength"] == edit.FILLED
     assert changed(smooth, painted)[mask.hard].mean() > 0.95
+    assert not changed(image, painted)[np.asarray(masks.grown(mask.hard, 10)) == 0].any()
+
+
+def test_remove_painted_by_the_starter_shows_the_background_again() -> None:
+    image, mask = scene()
+    app, _ = edit.painter(grammar.parse("remove it"), starter.folder("pictures"), "painted", threads=1)
+    edited, _ = edit.edit(image, mask, grammar.parse("remove it"), app=app, steps=10, seed=1)
+    was, now = (np.abs(np.asarray(i, np.float32) - background())[mask.hard].mean() for i in (image, edited))
+    assert was > 80
+    assert now < 15
+
+
+def test_remove_with_an_inpainting_unet_starts_from_noise() -> None:
+    image, mask = scene()
+    app = DiffusionApp(models.tiny_pipeline("dynamo", inpainting=True), threads=1)
+    painted, made = edit.edit(image, mask, grammar.parse("remove it"), app=app, prompt="the sea", steps=2, guidance=3.0)
+    assert made is not None
+    assert [made.settings[0][k] for k in ("prompt", "guidance", "strength")] == ["the sea", 3.0, 1.0]
     assert not changed(image, painted)[np.asarray(masks.grown(mask.hard, 10)) == 0].any()
 
 

@@ -97,7 +97,6 @@ def command(
             wanted,
             app=app,
             prompt=prompt,
-            avoid=select or "",
             steps=steps,
             guidance=guidance if guidance is not None else (4.0 if model is None else 7.5),
             seed=seed,

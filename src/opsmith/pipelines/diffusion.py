@@ -144,6 +144,11 @@ class DiffusionApp:
         """Whether it can start from a picture, and so inpaint."""
         return "vae_encoder" in self.paths
 
+    @property
+    def sees_masks(self) -> bool:
+        """Whether the UNet takes the mask and the picture around it: made for inpainting."""
+        return self.unet_channels > self.latent_channels
+
     def check_paints(self) -> None:
         if not self.paints:
             raise OpsmithError(f"the pipeline {self.folder} has no vae_encoder", "it is needed to start from a picture")
@@ -270,7 +275,7 @@ class DiffusionApp:
             self.check_paints()
         if mask is not None and init is None:
             raise OpsmithError("a mask needs a picture to paint in", "give --init as well")
-        if self.unet_channels > self.latent_channels and mask is None:
+        if self.sees_masks and mask is None:
             raise OpsmithError("this is an inpainting pipeline", "give a picture and a mask: --init and --mask")
         if self.unet_channels not in (self.latent_channels, 2 * self.latent_channels + 1):
             raise OpsmithError(f"a UNet with {self.unet_channels} input channels is not supported", "4 or 9 are")
@@ -350,8 +355,7 @@ class DiffusionApp:
         plans = [schedulers.make_scheduler(self.scheduler_config, job.steps, job.scheduler) for _ in sources]
         shape = (self.latent_channels, job.padded[0] // self.factor, job.padded[1] // self.factor)
         clean: list[Array] = []
-        nine = self.unet_channels > self.latent_channels  # sees the mask and the picture around it by itself
-        if job.init is not None and not (nine and job.strength == 1):
+        if job.init is not None and not (self.sees_masks and job.strength == 1):
             clean = [self._encode_picture(job.init, source, job) for source in sources]
         noise = [source.standard_normal(shape, dtype=np.float32) for source in sources]
         if clean and (job.strength < 1 or job.mask is None):
@@ -360,7 +364,7 @@ class DiffusionApp:
             latents = [z * plan.initial_sigma for plan, z in zip(plans, noise)]
         small = None if job.mask is None else _nearest(job.mask, shape[1], shape[2])  # [1,h,w]
         extra = None
-        if job.mask is not None and job.init is not None and small is not None and nine:
+        if job.mask is not None and job.init is not None and small is not None and self.sees_masks:
             around = [self._encode_picture(job.init * (job.mask < 0.5), source, job) for source in sources]
             extra = [np.concatenate([small, a]) for a in around]  # [5,h,w]
         guided = job.guidance != 1

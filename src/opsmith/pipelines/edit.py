@@ -21,7 +21,10 @@ from opsmith.pipelines.masks import Mask
 Array = np.ndarray[Any, Any]
 
 FILLS = ("painted", "smooth")
-FILLED = 0.7  # strength of painting over what was filled from the surroundings: its colours stay, its detail comes
+# How strongly a UNet that only blends latents paints over what was filled. One that sees the mask was trained to continue the
+# surroundings and starts from noise; others put a new thing there: on the starter's scenes with a setting (grass, sea, sky,
+# night) the error against the true background is 19.4 unpainted, 17.9 at 0.3, 18.9 at 0.4, 32 at 0.7.
+FILLED = 0.3
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
 
 
@@ -32,7 +35,6 @@ def edit(
     *,
     app: DiffusionApp | None = None,
     prompt: str | None = None,
-    avoid: str = "",
     steps: int = 25,
     guidance: float = 7.5,
     seed: int = 0,
@@ -41,7 +43,7 @@ def edit(
     """The edited picture, and what the picture model did if it was needed.
 
     `replace` needs APP. `remove` fills from the surroundings, and with APP the model paints the background over the
-    filling: PROMPT says what it looks like, AVOID what was there and must not come back.
+    filling; PROMPT says what it looks like, without it nothing guides the model but the surroundings.
     """
     image = image.convert("RGB")
     if mask.hard.shape != (image.height, image.width):
@@ -63,7 +65,8 @@ def edit(
         filled = blended(image, filled_from_around(pixels, wide > 0), wide)
         if app is None:
             return filled, None
-        return _painted(filled, wide, app, prompt or "", avoid, FILLED, steps, guidance, seed, callback)
+        strength = 1.0 if app.sees_masks else FILLED
+        return _painted(filled, wide, app, prompt or "", strength, steps, guidance if prompt else 1.0, seed, callback)
     if change.kind == "replace":
         if app is None:
             raise OpsmithError("replacing needs a picture model", "name a pipeline folder with --model")
@@ -71,7 +74,7 @@ def edit(
         # Another thing has another shape: it may use the surroundings, an eighth of the selection's size.
         room = masks.grown(mask.hard, max(2, max(right - left, bottom - top) / 8))
         wide = masks.feathered(np.asarray(room) > 0, 2)
-        return _painted(image, wide, app, prompt or change.text, "", 1.0, steps, guidance, seed, callback)
+        return _painted(image, wide, app, prompt or change.text, 1.0, steps, guidance, seed, callback)
     raise OpsmithError(f"the change {change.kind!r} is unknown")
 
 
@@ -159,7 +162,6 @@ def _painted(
     soft: Array,
     app: DiffusionApp,
     prompt: str,
-    avoid: str,
     strength: float,
     steps: int,
     guidance: float,
@@ -178,7 +180,6 @@ def _painted(
     area = Image.fromarray(((soft > 0) * 255).astype(np.uint8)).crop(box)
     made = app.generate(
         prompt,
-        avoid,
         steps=steps,
         guidance=guidance,
         seed=seed,
