@@ -40,6 +40,13 @@ MODELS: dict[str, list[dict[str, int]]] = {
         {"batch": 1, "sequence": 1, "past": 128},
         {"batch": 1, "sequence": 1, "past": 512},
     ],
+    "clip-vit-base-patch32/text_model": [{"batch": 8, "sequence": 16}],
+    "clip-vit-base-patch32/vision_model": [{"batch": 1}],
+    "clipseg-rd64-refined": [{"batch": 1, "sequence": 8}],
+    "TinyLlama-1.1B-Chat-v1.0": [
+        {"batch": 1, "sequence": 128, "past": 0},
+        {"batch": 1, "sequence": 1, "past": 128},
+    ],
 }
 COMPILE_SECONDS = 600.0
 COMPILE_GIB = 10.0

@@ -3,7 +3,7 @@
     python benchmarks/export_full_size.py OUT [--model ID ...] [--exporter dynamo ...] [--json FILE]
 
 Each export is one `opsmith export ID OUT/<name> --random-weights` in its own process, one after the other, so that the
-peak resident memory is that export's alone. Needs 12 GiB of memory and about 20 GB of disk. Not part of CI, which runs
+peak resident memory is that export's alone. Needs 12 GiB of memory and about 40 GB of disk. Not part of CI, which runs
 the same code on tiny configs.
 """
 
@@ -17,7 +17,14 @@ import sys
 import time
 from pathlib import Path
 
-MODELS = ("CompVis/stable-diffusion-v1-4", "gpt2-medium", "bert-base-uncased")
+MODELS = (
+    "CompVis/stable-diffusion-v1-4",
+    "gpt2-medium",
+    "bert-base-uncased",
+    "openai/clip-vit-base-patch32",
+    "CIDAS/clipseg-rd64-refined",
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+)
 EXPORTERS = ("dynamo", "torchscript")
 
 

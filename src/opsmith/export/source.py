@@ -241,10 +241,16 @@ def _frozen(model: Any) -> Any:
 
 def _stirred(model: Any) -> Any:
     """Move freshly drawn biases and norms off their zeros and ones: exporters drop those as no-ops and share equal
-    tensors, so the graph would not be the one that trained weights give."""
+    tensors, so the graph would not be the one that trained weights give. Layers that a library leaves with weights of
+    deviation 1 because it expects a checkpoint (CLIPSeg's decoder) are drawn as PyTorch would: their outputs of
+    hundreds, nearly cancelling, would show nothing but rounding."""
     import torch
 
+    layers = (torch.nn.Linear, torch.nn.Conv2d, torch.nn.ConvTranspose2d)
     with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, layers) and module.weight.std() > 0.5:
+                module.reset_parameters()
         for parameter in model.parameters():
             if parameter.dim() <= 1:
                 parameter.add_(torch.randn_like(parameter), alpha=0.02)
