@@ -210,7 +210,9 @@ model.save_model_to_file(r"{dest}", use_external_data_format=True)
 # --- measuring ---
 
 
-def measure(case: Case, workshop: Workshop, peers: Sequence[str], seconds: float, threads: int) -> dict[str, Any]:
+def measure(
+    case: Case, workshop: Workshop, peers: Sequence[str], seconds: float, rounds: int | None, threads: int
+) -> dict[str, Any]:
     """All runtimes of one case. A runtime that cannot run the model is left out, with its reason."""
     source = workshop.source(case)
     ours = {f"opsmith-{v}": workshop.ours(case, v) for v in case.variants}
@@ -228,7 +230,7 @@ def measure(case: Case, workshop: Workshop, peers: Sequence[str], seconds: float
     results: list[BenchResult] = []
     base = [source, *ours.values()]
     for group in memory_sets(source, list(ours.values()), list(rivals)):
-        results.append(_one_set(base, list(ours), group, rivals, case, failed, seconds, threads))
+        results.append(_one_set(base, list(ours), group, rivals, case, failed, seconds, rounds, threads))
     return summary(case, results, list(ours), failed, threads)
 
 
@@ -243,7 +245,7 @@ def memory_sets(source: Path, ours: Sequence[Path], rivals: Sequence[str]) -> li
 
 def _one_set(
     base: Sequence[Path], labels: Sequence[str], group: Sequence[str], rivals: dict[str, Path | None], case: Case,
-    failed: dict[str, str], seconds: float, threads: int,
+    failed: dict[str, str], seconds: float, rounds: int | None, threads: int,
 ) -> BenchResult:  # fmt: skip
     """One interleaved run; a peer that fails in it is dropped, and the run is made again without it."""
     left = list(group)
@@ -252,7 +254,7 @@ def _one_set(
         names = [STOCK, *labels, *(p for p in left if rivals[p] is not None)]
         running = [p for p in left if rivals[p] is None]
         try:
-            result = bench(paths, peer=running, shapes=case.sizes, threads=threads, seconds=seconds)
+            result = bench(paths, peer=running, shapes=case.sizes, threads=threads, seconds=seconds, rounds=rounds)
         except OpsmithError as error:
             culprit = next((p for p in left if str(error).startswith((f"{p}:", f"{p} "))), None)
             if culprit is None and len(left) == 1:
@@ -506,6 +508,9 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--exporter", default="dynamo")
     parser.add_argument("--search", type=int, default=0, choices=(0, 1, 2))
     parser.add_argument("--seconds", type=float, default=60.0, help="time to spend on the rounds of one set")
+    parser.add_argument(
+        "--rounds", type=int, help="of each set, instead of as many as fit into --seconds (10 at least)"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--again", action="store_true", help="measure also what has a result")
     parser.add_argument("--prepare", action="store_true", help="make the variants and measure nothing")
@@ -528,7 +533,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
                 print(case.name, *(workshop.ours(case, v) for v in case.variants), flush=True)
             elif options.again or not is_done(file, options.peer):
                 print(f"{case.name} ...", flush=True)
-                save(measure(case, workshop, options.peer, options.seconds, options.threads), file)
+                save(measure(case, workshop, options.peer, options.seconds, options.rounds, options.threads), file)
         except OpsmithError as error:
             missing += 1
             print(f"{case.name}: {error}", file=sys.stderr, flush=True)

@@ -94,7 +94,7 @@ def test_a_peer_that_fails_is_left_out_with_its_reason(
     case = peers.Case("tiny", "a tiny model", "tiny", {"batch": 3}, (), ("fp32",))
     workshop = peers.Workshop(tmp_path / "models", tmp_path / "results", "dynamo", 0)
     assert workshop.source(case) == folder
-    result = peers.measure(case, workshop, ["openvino", "ort-optimizer"], 0.1, 1)
+    result = peers.measure(case, workshop, ["openvino", "ort-optimizer"], 0.1, None, 1)
     assert set(result["runtimes"]) == {"ort", "opsmith-fp32"}
     assert result["failed"]["openvino"] == "openvino: it has no kernel for this"
     assert "knows no such model" in result["failed"]["ort-optimizer"]
