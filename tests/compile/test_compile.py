@@ -14,6 +14,7 @@ import pytest
 from small import MLP, graph
 
 import opsmith
+from opsmith.compile.lower import conv
 from opsmith.errors import OpsmithError
 
 
@@ -227,3 +228,19 @@ def test_weights_stored_in_half_precision_are_read_as_such(tmp_path):
         np.testing.assert_allclose(
             run(result.variant, {"x": x})[0], run(tmp_path / "plain.onnx", {"x": x})[0], rtol=1e-4, atol=1e-4
         )
+
+
+def test_weights_behind_a_cast_count_once_in_the_budget_of_winograd(tmp_path, monkeypatch):
+    """Two layers of 9 a pair of channels may grow by 14.4; F(2x2,3x3) of one of them needs 16."""
+    monkeypatch.setattr(conv, "FREE_BYTES", 0)
+    kernel = np.random.default_rng(0).normal(0, 0.03, size=(96, 96, 3, 3)).astype(np.float16)
+    model = graph(
+        """g (float[n, 96, h, w] x) => (float[n, 96, h, w] z) {
+          k = Cast<to = 1>(kernel)  m = Cast<to = 1>(other)
+          y = Conv<pads = [1, 1, 1, 1]>(x, k)  z = Conv<pads = [1, 1, 1, 1]>(y, m) }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(kernel, "kernel"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(kernel[::-1].copy(), "other"))
+    result = opsmith.compile(model, tmp_path / "m" / "compiled", regions="whole", emit_only=True)
+    assert result.sources
+    assert not any("winograd" in source.text for source in result.sources)

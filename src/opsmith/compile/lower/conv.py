@@ -326,7 +326,9 @@ def plan_algorithms(nodes: Iterable[Node], target: Target) -> dict[ir.Node, Algo
     convs = [n for n in nodes if n.ir.op_type == "Conv" and n.ir.domain in ("", "ai.onnx") and not _needs_plain(n)]
     if target.strict:
         return {}
-    total = sum(v.constant.size for n in nodes for v in n.inputs if v is not None and v.constant is not None) * 4
+    # A folded node (the Cast of weights stored in half precision) is no user of its own: they would count twice.
+    users = [n for n in nodes if any(o.constant is None for o in n.outputs)]
+    total = sum(v.constant.size for n in users for v in n.inputs if v is not None and v.constant is not None) * 4
     budget = max(GROWTH * total, FREE_BYTES)
     options: list[Option] = []
     for node in convs:
