@@ -186,6 +186,24 @@ def test_an_excluded_layer_stays(tmp_path):
     assert len(result.left) == 4 and result.quantized == 5
 
 
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("method", ["weight-only", "dynamic", "static"])
+def test_the_ends_and_the_time_embedding_of_a_unet_stay_in_full_precision(tmp_path, method, exporter):
+    source = models.tiny_variant("stable-diffusion", exporter, part="unet")
+    feeds = source / "test_data_set_0"
+    result = quantize(source, tmp_path / "m" / "q", method=method, calibration=feeds, threads=1)
+    kept = [line.split(": ")[1].split(",")[0] for line in result.left if "full precision" in line]
+    assert kept.count("time embedding") >= 2  # two products, and one per residual block
+    if method != "weight-only":  # which has no convolutions
+        assert {"first convolution", "last convolution"} <= set(kept)
+        after = store.open_model(tmp_path / "m" / "q").graph
+        convs = [n for n in after if n.op_type == "Conv" and n.inputs[1].is_initializer()]
+        assert len(convs) == 2  # all others read integers
+    everything = quantize(source, tmp_path / "m" / "all", method=method, calibration=feeds, spare=False, threads=1)
+    assert everything.quantized > result.quantized
+    assert not any("full precision" in line for line in everything.left)
+
+
 @pytest.mark.parametrize("method", ["fp16", "weight-only"])
 def test_an_export_goes_on_to_the_compiler_when_it_is_quantized(tmp_path, method):
     """The stored outputs are the smaller model's own, so that verify and compile hold it to what it computes."""

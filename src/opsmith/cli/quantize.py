@@ -35,6 +35,9 @@ def command(
     ] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Layers to leave alone, a glob; repeatable.")] = None,
     accuracy_level: Annotated[int, typer.Option(help="Of MatMulNBits; 4 is faster on stock ONNX Runtime.")] = 0,
+    spare: Annotated[
+        bool, typer.Option("--spare/--no-spare", help="Keep the ends and the time embedding of a diffusion UNet.")
+    ] = True,
     samples: Annotated[int, typer.Option(help="Calibration cases made from text or generated.")] = 8,
     threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
 ) -> None:
@@ -47,7 +50,7 @@ def command(
     result = quantize(
         src, dest, method=method, bits=bits, block=block, symmetric=symmetric, embeddings=embeddings,
         calibration=given or None, ranges=ranges, per_channel=per_channel, max_error=max_error, min_quality=min_quality,
-        exclude=exclude or (), accuracy_level=accuracy_level, samples=samples, threads=threads,
+        exclude=exclude or (), accuracy_level=accuracy_level, samples=samples, spare=spare, threads=threads,
     )  # fmt: skip
     if result.sweep:
         table = console.table("layer", ">shape", ">error alone", ">bits", title="sensitivity, worst first")

@@ -29,6 +29,7 @@ from opsmith.compress.blocks import Blocks, quantize_blocks
 from opsmith.compress.layers import Layer, constant, find_layers, find_tables, stored
 from opsmith.compress.quality import Feed, Quality
 from opsmith.compress.sensitivity import KEPT, Goal, Sensitivity, choose_bits
+from opsmith.compress.spare import spared
 from opsmith.errors import OpsmithError
 
 Array = np.ndarray[Any, Any]
@@ -68,6 +69,7 @@ def quantize(
     exclude: Sequence[str] = (),
     accuracy_level: int = 0,
     samples: int = 8,
+    spare: bool = True,
     threads: int | None = None,
 ) -> QuantizeResult:
     """Write SRC with smaller weights to DEST, a variant folder or .onnx file.
@@ -75,13 +77,14 @@ def quantize(
     `max_error` (relative, of the outputs) and `min_quality` (top-1 agreement of logits, else cosine similarity) spare the
     layers that a sensitivity sweep finds worst. `embeddings` is "fp16" or "keep", for tables that are looked up and not
     multiplied. `exclude` holds glob patterns of layers to leave alone. `accuracy_level` goes into MatMulNBits: 4 lets
-    stock ONNX Runtime round activations to int8, which is faster there.
+    stock ONNX Runtime round activations to int8, which is faster there. `spare` keeps the ends and the time embedding of a
+    diffusion UNet in full precision (spare.py); fp16 only stores what is computed in float anyway and spares nothing.
     """
     _check_options(method, bits, block, embeddings, ranges, max_error, min_quality, samples)
     options = {
         "method": method, "bits": bits, "block": block, "symmetric": symmetric, "embeddings": embeddings, "ranges": ranges,
         "per_channel": per_channel, "max_error": max_error, "min_quality": min_quality, "exclude": list(exclude),
-        "accuracy_level": accuracy_level,
+        "accuracy_level": accuracy_level, "spare": spare,
     }  # fmt: skip
     goal = Goal(max_error, min_quality) if max_error is not None or min_quality is not None else None
     with store.on_disk(src) as source, store.new_variant(dest, verb="quantize", parent=src, options=options) as draft:
@@ -94,7 +97,7 @@ def quantize(
         reference = quality.answers(source, feeds, names, threads)
         sweep: list[Sensitivity] = []
         if method == "weight-only":
-            chosen = _Chosen(exclude)
+            chosen = _Chosen(exclude, spared(model) if spare else {})
             bits_of: dict[str, int] = {}
             if goal is not None:
                 sweep = choose_bits(
@@ -112,7 +115,7 @@ def quantize(
             count, left = _halve(model, exclude)
             store.save_model(model, draft.path)
         else:
-            count, left = _with_ort(source, draft.path, method, feeds, ranges, per_channel, exclude)
+            count, left = _with_ort(source, draft.path, method, feeds, ranges, per_channel, exclude, spare)
         if count == 0:
             raise OpsmithError(f"{source} has nothing that {method} quantization could make smaller")
         found = quality.compare(reference, _run(draft.path, feeds, names, threads), logits=names == ["logits"])
@@ -170,9 +173,12 @@ class _Chosen:
     """Whether a layer is to be quantized; `why_not` says why it is not."""
 
     exclude: Sequence[str]
+    spared: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def why_not(self, layer: Layer) -> str | None:
         k, n = layer.shape
+        if reason := self.spared.get(layer.node.name or ""):
+            return reason
         if any(fnmatch.fnmatchcase(text, p) for p in self.exclude for text in (layer.name, layer.node.name or "")):
             return "excluded"
         return f"only {k}x{n}" if k * n < SMALLEST or k < 16 else None
@@ -358,6 +364,7 @@ def _with_ort(
     ranges: str,
     per_channel: bool,
     exclude: Sequence[str],
+    spare: bool,
 ) -> tuple[int, list[str]]:
     from onnxruntime import quantization as tool
 
@@ -369,12 +376,11 @@ def _with_ort(
         feeds = kept
     model = store.open_model(source)
     every = [n.name or "" for n in model.graph]
-    skip = [n for n in every if any(fnmatch.fnmatchcase(n, p) for p in exclude)]
+    skip = {n: "excluded" for n in every if any(fnmatch.fnmatchcase(n, p) for p in exclude)}
     total = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
     external = total > store.EMBED_LIMIT
     common: dict[str, Any] = {
         "per_channel": per_channel,
-        "nodes_to_exclude": skip,
         "use_external_data_format": external,
         "weight_type": tool.QuantType.QInt8,
     }
@@ -389,6 +395,11 @@ def _with_ort(
                 save_as_external_data=external, all_tensors_to_one_file=True,
                 external_data_location=f"{prepared.name}.data" if external else None,
             )  # fmt: skip
+            _forget_shapes_of_weights(prepared)
+            if spare:
+                skip |= spared(store.open_model(prepared))  # the tool has given some nodes other names
+            # For `dynamic` the tool takes every Gemm apart, under a new name.
+            common["nodes_to_exclude"] = [*skip, *(f"{name}_MatMul" for name in skip)]
             if method == "dynamic":
                 tool.quantize_dynamic(str(prepared), str(target), extra_options={"MatMulConstBOnly": True}, **common)
             else:
@@ -407,7 +418,18 @@ def _with_ort(
         ) from error
     finally:
         logger.setLevel(level)
-    return _integer_weights(target), [*left, *(f"{name}: excluded" for name in skip)]
+    return _integer_weights(target), [*left, *(f"{name}: {reason}" for name, reason in skip.items())]
+
+
+def _forget_shapes_of_weights(path: Path) -> None:
+    """The tool turns Gemm into MatMul with a transposed weight, but leaves a shape that was noted for the weight as it was."""
+    proto = store.read_proto(path)
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    noted = [info for info in proto.graph.value_info if info.name not in weights]
+    if len(noted) < len(proto.graph.value_info):
+        del proto.graph.value_info[:]
+        proto.graph.value_info.extend(noted)
+        path.write_bytes(proto.SerializeToString())
 
 
 def _most_common_shape(feeds: Sequence[Feed]) -> list[Feed]:
