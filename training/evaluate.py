@@ -31,7 +31,7 @@ from training.train_pictures import scheduler
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
-STEPS, GUIDANCE = 25, 3.0
+STEPS, GUIDANCE = 25, opsmith.starter.GUIDANCE
 BEGIN, END = "<!-- written by training/evaluate.py -->", "<!-- end -->"
 
 
@@ -163,7 +163,7 @@ def captioned(pictures: np.ndarray, captions: list[str], columns: int, path: Pat
         for j, text in enumerate(textwrap.wrap(caption, 31)[:4]):
             pen.text((x, y + side + 2 + j * line), text, fill="black")
     path.parent.mkdir(parents=True, exist_ok=True)
-    page.quantize(200).save(path, optimize=True)
+    page.save(path, optimize=True)
 
 
 def evaluate_sheets() -> dict:

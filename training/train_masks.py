@@ -12,7 +12,9 @@ import torch
 from torch.nn import functional as F
 
 from training import models, tokens, world
+from training.latents import load_vae
 from training.loop import Loop, arguments, fresh
+from training.paths import folder
 from training.train_words import start_from_words
 
 BATCH, WORDS = 24, 2  # pictures, and words asked about each
@@ -64,6 +66,20 @@ def batch(step: int, tokenizer) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return normalise(np.stack(pictures)), ids, wanted, torch.from_numpy(np.stack(patches))
 
 
+@torch.no_grad()
+def through_vae(pictures: torch.Tensor, vae, rng: np.random.Generator) -> torch.Tensor:
+    """Every second picture as the decoder gives it back, from latents that are a little off: what is to be masked in the studio
+    is a generated picture, softer than a rendered one."""
+    some = pictures[::2] * STD + MEAN
+    with torch.autocast("cpu", torch.bfloat16):
+        latents = vae.encode(some * 2 - 1).latent_dist.mean.float()
+        off = torch.from_numpy(rng.uniform(0, 0.25, (len(some), 1, 1, 1)).astype(np.float32)) * latents.std()
+        latents = latents + off * torch.from_numpy(rng.standard_normal(latents.shape, np.float32))
+        decoded = vae.decode(latents).sample.float()
+    pictures[::2] = ((decoded.clamp(-1, 1) + 1) / 2 - MEAN) / STD
+    return pictures
+
+
 def answer(model, pictures: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [48, 48, 48] of every word's mask and the vision encoder's last states [24, 145, 128].
 
@@ -108,10 +124,13 @@ def main() -> None:
     head = torch.nn.Linear(model.config.vision_config.hidden_size, len(world.NAMES) + 1)
     rarity = torch.ones(len(world.NAMES) + 1)
     rarity[-1] = 0.1  # most patches are background
+    vae = load_vae() if (folder("vae") / "checkpoint.pt").exists() else None
     loop = Loop("masks", {"masks": model, "head": head}, lr=1.5e-3, ema=0.995)
 
     def step(number: int) -> dict[str, torch.Tensor]:
         pictures, ids, masks, patches = batch(number, tokenizer)
+        if vae is not None:
+            pictures = through_vae(pictures, vae, fresh(number, 12))
         if number < NAMING:
             with torch.autocast("cpu", torch.bfloat16):
                 seen = head(model.clip.vision_model(pixel_values=pictures).last_hidden_state[:, 1:])

@@ -192,7 +192,7 @@ def _imagine(work: Work) -> Outcome:
     pictures, rows = [], []
     for name in (source.name, compiled.name):
         app = DiffusionApp(home, variant={"unet": name})
-        made = app.generate(work.prompt or KEYWORD, steps=STEPS, seed=SEED)
+        made = app.generate(work.prompt or KEYWORD, steps=STEPS, guidance=starter.GUIDANCE, seed=SEED)
         made.images[0].save(home / f"{name}.png")
         work.picture = made.images[0]
         pictures.append(np.asarray(made.images[0], np.float64))

@@ -50,7 +50,7 @@ def command(
         ),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", help="Denoising steps.")] = 25,
-    guidance: Annotated[float | None, typer.Option("--guidance", help="7.5, starter 4.")] = None,
+    guidance: Annotated[float | None, typer.Option("--guidance", help="7.5, starter 2.")] = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     threads: Annotated[int | None, typer.Option("--threads", help="Threads of the sessions.")] = None,
 ) -> None:
@@ -98,7 +98,7 @@ def command(
             app=app,
             prompt=prompt,
             steps=steps,
-            guidance=guidance if guidance is not None else (4.0 if model is None else 7.5),
+            guidance=guidance if guidance is not None else (starter.GUIDANCE if model is None else 7.5),
             seed=seed,
             callback=lambda done, total, _: step(f"step {done} of {total}"),
         )

@@ -30,7 +30,7 @@ def command(
     negative: Annotated[str, typer.Option("--negative", help="What the picture does not show.")] = "",
     steps: Annotated[int, typer.Option("--steps", help="Denoising steps.")] = 25,
     guidance: Annotated[
-        float | None, typer.Option("--guidance", help="How strictly to follow; 1 is none. 7.5, starter 4.")
+        float | None, typer.Option("--guidance", help="How strictly to follow; 1 is none. 7.5, starter 2.")
     ] = None,
     height: Annotated[int | None, typer.Option("--height", help="A multiple of 8.")] = None,
     width: Annotated[int | None, typer.Option("--width", help="A multiple of 8.")] = None,
@@ -52,13 +52,13 @@ def command(
     threads: Annotated[int | None, typer.Option("--threads", help="Threads of the sessions.")] = None,
 ) -> None:
     """Make pictures from a prompt."""
-    from opsmith import machine, progress
+    from opsmith import machine, progress, starter
     from opsmith.pipelines import pictures
     from opsmith.pipelines.diffusion import DiffusionApp, Preview
 
     pictures.check_target(out)
     if guidance is None:
-        guidance = 4.0 if model is None else 7.5
+        guidance = starter.GUIDANCE if model is None else 7.5
     start = pictures.read(init) if init else None
     area = pictures.read(mask, "L") if mask else None
     app = DiffusionApp(model or _starter(), variant=variant, threads=threads, low_memory=low_memory)

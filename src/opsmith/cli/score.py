@@ -73,7 +73,7 @@ def pictures_command(
     prompt: Annotated[list[str] | None, typer.Option("--prompt", help="May be repeated.")] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Pictures per prompt, with seeds from 0 up.")] = 2,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Denoising steps.")] = 25,
-    guidance: Annotated[float | None, typer.Option("--guidance", help="7.5, starter 4.")] = None,
+    guidance: Annotated[float | None, typer.Option("--guidance", help="7.5, starter 2.")] = None,
     clip: Annotated[Path | None, typer.Option("--clip", help="An exported CLIP; the starter's by default.")] = None,
     sheet: Annotated[Path | None, typer.Option("--sheet", help="Write all pictures as one PNG.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
@@ -91,7 +91,7 @@ def pictures_command(
         prompt or ["a red apple", "a cat on a blue background", "a green frog beside a castle"],
         seeds=range(seeds),
         steps=steps,
-        guidance=guidance if guidance is not None else (4.0 if model is None else 7.5),
+        guidance=guidance if guidance is not None else (starter.GUIDANCE if model is None else 7.5),
         clip=clip,
         threads=threads,
     )

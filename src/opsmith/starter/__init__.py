@@ -21,9 +21,10 @@ from pathlib import Path
 from opsmith.errors import OpsmithError
 from opsmith.starter.vocabulary import BACKGROUNDS, OBJECTS, PLAIN, SETTINGS, TINTS
 
-__all__ = ["BACKGROUNDS", "NAMES", "OBJECTS", "PLAIN", "SETTINGS", "TINTS", "folder", "writer_prompt"]
+__all__ = ["BACKGROUNDS", "GUIDANCE", "NAMES", "OBJECTS", "PLAIN", "SETTINGS", "TINTS", "folder", "writer_prompt"]
 
 NAMES: tuple[str, ...] = ("pictures", "writer", "masks", "clip")
+GUIDANCE = 2.0  # of its pictures; they were measured at it, more only makes colours louder
 
 
 def folder(name: str) -> Path:
