@@ -39,10 +39,17 @@ def test_the_starters_clip_prefers_what_a_picture_shows() -> None:
     assert judge.words("a cat") @ judge.words("a cat") > judge.words("a cat") @ judge.words("a rocket")
 
 
-def test_a_variant_against_itself_is_the_same() -> None:
+def test_a_variant_against_itself_is_the_same_and_less_work_is_not() -> None:
     rows = score_pictures(
-        models.tiny_pipeline("dynamo"), ["dynamo", "dynamo"], ["a cat"], seeds=[0, 1], steps=2, threads=1
-    )
+        models.tiny_pipeline("dynamo"), ["dynamo", "dynamo", "dynamo@steps=1", "dynamo@size=16x24"], ["a cat"],
+        seeds=[0, 1], steps=2, threads=1,
+    )  # fmt: skip
+    for less in rows[2:]:
+        assert less.psnr is not None
+        assert less.psnr < 60
+        assert {image.size for image in less.images} == {(32, 32)}  # the smaller ones were enlarged
+    assert rows[2].picture_seconds > 0
+    assert all(2**24 < row.peak_rss < 2**33 for row in rows)
     assert rows[0].psnr is None
     assert (rows[1].psnr, rows[1].distance) == (100.0, 0.0)
     assert rows[1].ssim == pytest.approx(1)
@@ -51,3 +58,8 @@ def test_a_variant_against_itself_is_the_same() -> None:
     assert contact_sheet(rows).width == 8 + 2 * 40
     with pytest.raises(OpsmithError, match="nothing to score"):
         score_pictures(models.tiny_pipeline("dynamo"), [], ["a cat"])
+    for bad in ("dynamo@steps=0", "dynamo@fast", "dynamo@size=8"):
+        with pytest.raises(OpsmithError, match="not understood"):
+            score_pictures(models.tiny_pipeline("dynamo"), ["dynamo", bad], ["a cat"])
+    with pytest.raises(OpsmithError, match="has no variant 'none'"):
+        score_pictures(models.tiny_pipeline("dynamo"), ["none"], ["a cat"], threads=1)

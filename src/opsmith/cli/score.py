@@ -66,7 +66,9 @@ def text_command(
 
 @app.command("pictures")
 def pictures_command(
-    variants: Annotated[list[str], typer.Argument(help="Variants of the UNet; the first is the reference.")],
+    variants: Annotated[
+        list[str], typer.Argument(help="Variants, or VARIANT@steps=10, VARIANT@size=64x64; the first is the reference.")
+    ],
     model: Annotated[
         Path | None, typer.Option("--model", "-m", help="A pipeline folder; the starter's by default.")
     ] = None,
@@ -95,14 +97,16 @@ def pictures_command(
         clip=clip,
         threads=threads,
     )
-    table = console.table("variant", ">CLIP", ">PSNR", ">SSIM", ">feature distance", ">s/step", ">s/picture", ">size")
+    table = console.table(
+        "variant", ">CLIP", ">PSNR", ">SSIM", ">feature distance", ">s/step", ">s/picture", ">peak", ">size"
+    )
     for row in rows:
         far = ["", "", ""]
         if row.psnr is not None:
             far = ["same" if row.psnr >= 100 else f"{row.psnr:.1f} dB", f"{row.ssim:.4f}", f"{row.distance:.4f}"]
         table.add_row(
             console.escape(row.variant), f"{row.clip:.1f}", *far,
-            f"{row.step_seconds:.3f}", f"{row.picture_seconds:.2f}", console.bytes_text(row.bytes),
+            f"{row.step_seconds:.3f}", f"{row.picture_seconds:.2f}", console.bytes_text(row.peak_rss), console.bytes_text(row.bytes),
         )  # fmt: skip
     console.show(table)
     if sheet is not None:

@@ -3,12 +3,19 @@
 CLIP score         100 cos(picture, prompt) in a CLIP model's space; the starter's by default
 PSNR, SSIM         against the first variant's pictures (SSIM: Wang et al. 2004, 8x8 windows, on luminance)
 feature distance   as LPIPS does it: squared distance of unit-length CLIP patch features, averaged over the patches
+memory             peak resident memory of the process that made the pictures
+
+Every row is made in a process of its own, one after the other. A row is a variant, alone or with its own number of steps
+or size: `fp16`, `fp16@steps=10`, `fp16@size=64x64` (width x height; compared after enlarging).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +25,7 @@ from PIL import Image
 
 from opsmith import progress, session, store
 from opsmith.errors import OpsmithError
+from opsmith.measure import alone
 from opsmith.pipelines import pictures
 from opsmith.pipelines.clip_tokenizer import ClipTokenizer
 from opsmith.pipelines.diffusion import DiffusionApp
@@ -38,7 +46,30 @@ class PictureScore:
     step_seconds: float
     picture_seconds: float
     bytes: int
+    peak_rss: int
     images: list[Image.Image]
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """One row that is asked for: VARIANT[@steps=N][@size=WxH]."""
+
+    variant: str
+    steps: int | None = None
+    size: tuple[int, int] | None = None  # width, height
+
+    @classmethod
+    def parse(cls, text: str) -> Wanted:
+        variant, *parts = text.split("@")
+        steps, size = None, None
+        for part in parts:
+            if found := re.fullmatch(r"steps=([1-9]\d{0,3})", part):
+                steps = int(found[1])
+            elif found := re.fullmatch(r"size=([1-9]\d{0,4})x([1-9]\d{0,4})", part):
+                size = int(found[1]), int(found[2])
+            else:
+                raise OpsmithError(f"{text!r} is not understood", "VARIANT, VARIANT@steps=10 or VARIANT@size=64x64")
+        return cls(variant, steps, size)
 
 
 class Clip:
@@ -86,7 +117,7 @@ def score_pictures(
     clip: store.PathLike | None = None,
     threads: int | None = None,
 ) -> list[PictureScore]:
-    """One row per variant of the pipeline in FOLDER; the first is what the others are compared with."""
+    """One row per variant (see `Wanted`) of the pipeline in FOLDER; the first is what the others are compared with."""
     if not variants or not prompts or not seeds:
         raise OpsmithError("there is nothing to score", "give variants, prompts and seeds")
     if clip is None:
@@ -97,22 +128,24 @@ def score_pictures(
     asked = [judge.words(prompt) for prompt in prompts]
     rows: list[PictureScore] = []
     base: list[tuple[Array, Array]] = []  # pixels and features of the first variant's pictures
-    with progress.task("score", total=len(variants) * len(prompts) * len(seeds)) as step:
-        for name in variants:
-            app = DiffusionApp(folder, variant=name, threads=threads)
-            images, times, totals = [], list[float](), list[float]()
-            for prompt in prompts:
-                for seed in seeds:
-                    made = app.generate(prompt, steps=steps, guidance=guidance, seed=seed)
-                    images += made.images
-                    times += made.step_seconds
-                    totals.append(made.seconds)
-                    step(name)
+    wanted = [Wanted.parse(name) for name in variants]
+    with tempfile.TemporaryDirectory(prefix="opsmith-score-") as out, progress.task("score", len(variants)) as step:
+        for name, want in zip(variants, wanted):
+            step(name)
+            order = {
+                "folder": str(folder), "variant": want.variant, "prompts": list(prompts), "seeds": [int(s) for s in seeds],
+                "steps": want.steps or steps, "size": want.size, "guidance": guidance, "threads": threads, "out": out,
+            }  # fmt: skip
+            answer = alone.ask("opsmith.measure.score_pictures", order, name)
+            images = [pictures.read(file) for file in answer["files"]]
+            if base:
+                height, width = base[0][0].shape[:2]
+                images = [i if i.size == (width, height) else i.resize((width, height), _ENLARGE) for i in images]
             seen = [judge.look(image) for image in images]
             clips = [100 * float(whole @ asked[i // len(seeds)]) for i, (whole, _) in enumerate(seen)]
             row = PictureScore(
-                name, float(np.mean(clips)), None, None, None, float(np.median(times)), float(np.median(totals)),
-                sum(session.size_on_disk(p) for k, p in app.paths.items() if k != "vae_encoder"), images,
+                name, float(np.mean(clips)), None, None, None, float(np.median(answer["step_seconds"])),
+                float(np.median(answer["seconds"])), answer["bytes"], answer["peak_rss"], images,
             )  # fmt: skip
             now = [(np.asarray(image), features) for image, (_, features) in zip(images, seen)]
             if base:
@@ -123,6 +156,33 @@ def score_pictures(
                 base = now
             rows.append(row)
     return rows
+
+
+_ENLARGE = Image.Resampling.BICUBIC
+
+
+def _make(order: dict[str, Any]) -> dict[str, Any]:
+    """All pictures of one row, in this process."""
+    from opsmith.measure.worker import memory
+
+    app = DiffusionApp(order["folder"], variant=order["variant"], threads=order["threads"])
+    width, height = order["size"] or (None, None)
+    files, steps, seconds = [], list[float](), list[float]()
+    for prompt in order["prompts"]:
+        for seed in order["seeds"]:
+            made = app.generate(
+                prompt, steps=order["steps"], guidance=order["guidance"], seed=seed, width=width, height=height
+            )
+            handle, file = tempfile.mkstemp(suffix=".png", dir=order["out"])
+            os.close(handle)
+            made.images[0].save(file)
+            files.append(file)
+            steps += made.step_seconds
+            seconds.append(made.seconds)
+    size = sum(session.size_on_disk(path) for name, path in app.paths.items() if name != "vae_encoder")
+    return {
+        "files": files, "step_seconds": steps, "seconds": seconds, "bytes": size, "peak_rss": memory("VmHWM"),
+    }  # fmt: skip
 
 
 def contact_sheet(rows: Sequence[PictureScore]) -> Image.Image:
@@ -148,3 +208,7 @@ def ssim(a: Array, b: Array) -> float:
 def _unit(array: Any) -> Array:
     found = np.asarray(array, np.float32)
     return np.asarray(found / np.maximum(np.linalg.norm(found, axis=-1, keepdims=True), 1e-12))
+
+
+if __name__ == "__main__":
+    alone.answer(_make)

@@ -15,11 +15,8 @@ import csv
 import dataclasses
 import io
 import itertools
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -30,6 +27,7 @@ import numpy as np
 
 from opsmith import progress, session
 from opsmith.errors import OpsmithError
+from opsmith.measure import alone
 
 if TYPE_CHECKING:
     from opsmith.pipelines.text import TextGenerator
@@ -95,7 +93,7 @@ def score_text(
                 "model": str(path), "text": str(text), "tokens": tokens, "window": window, "decode": decode,
                 "keywords": list(keywords), "threads": threads, "logits": str(logits_file), "cached": cached,
             }  # fmt: skip
-            answer = _in_a_process(order)
+            answer = alone.ask("opsmith.measure.score_text", order, str(path))
             logits: Array = np.load(logits_file, mmap_mode="r")
             if reference is None:
                 reference, first_ids = logits, answer["targets"]
@@ -124,22 +122,6 @@ def _row(path: Path, answer: dict[str, Any], reference: Array, logits: Array) ->
         path.parent.name, float(np.exp(loss / len(targets))), kl, top1, answer["distinct2"], answer["keyword_hits"],
         session.size_on_disk(path), answer["peak_rss"], answer["prompt_speed"], answer["decode_speed"], len(targets),
     )  # fmt: skip
-
-
-def _in_a_process(order: dict[str, Any]) -> dict[str, Any]:
-    env = dict(os.environ)
-    package = str(Path(__file__).parents[2])
-    env["PYTHONPATH"] = os.pathsep.join(p for p in (package, env.get("PYTHONPATH", "")) if p)
-    command = [sys.executable, "-m", "opsmith.measure.score_text"]
-    done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True, env=env, check=False)
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise OpsmithError(f"{order['model']} could not be scored: exit code {done.returncode}, {last}")
-    answer: dict[str, Any] = json.loads(lines[-1])
-    if "error" in answer:
-        raise OpsmithError(str(answer["error"]))
-    return answer
 
 
 # --- tables ----------------------------------------------------------------------------------------------
@@ -287,16 +269,5 @@ def _score_windows(generator: TextGenerator, ids: list[int], window: int, file: 
     return targets
 
 
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # libraries that print must not disturb the answer
-    try:
-        answer = _measure(json.load(sys.stdin))
-    except OpsmithError as error:
-        answer = {"error": str(error)}
-    answers.write(json.dumps(answer) + "\n")
-    answers.flush()
-
-
 if __name__ == "__main__":
-    main()
+    alone.answer(_measure)
