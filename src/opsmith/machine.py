@@ -73,7 +73,9 @@ def only_memory_that_is_there() -> Iterator[None]:
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    limits = [own + free, before[0] if before[0] != resource.RLIM_INFINITY else own + free]
+    limits = [own + free * 9 // 10]  # others live here, too
+    if before[0] != resource.RLIM_INFINITY:
+        limits.append(before[0])
     with contextlib.suppress(OSError, ValueError):  # "max", or no such file: no container, or one without a limit
         limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), before[1]))

@@ -64,6 +64,8 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *arguments: object)
         (["--strength", "2", "--init", "in.png"], "a strength of 2"),
         (["--guidance", "nan"], "guidance"),
         (["--seed", "-1"], "negative"),
+        (["--n", "0"], "0 pictures"),
+        (["--model", "in.png"], "in.png is not a folder"),
         (["--out", "o.jpg"], "does not end in .png"),
         (["--out", "in.png/o.png"], "cannot be written"),
     ],
@@ -85,6 +87,8 @@ def test_imagine(options: list[str], words: str, folder: Path, capfd: pytest.Cap
         (["--box", "1,1,9,9", "-c", "remove it", "--steps", "0"], "0 steps"),
         (["--box", "1,1,90,9", "-c", "blur it"], "does not lie in the picture of 32x32"),
         (["--box", "1,1,9,9", "-c", "blur it", "--out", "o.gif"], "does not end in .png"),
+        (["--select", "apple", "-c", "blur it", "--threshold", "7"], "a threshold of 7"),
+        (["--select", "apple", "-c", "blur it"], "nothing like 'apple' was found"),
     ],
 )
 def test_edit(options: list[str], words: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

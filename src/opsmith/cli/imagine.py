@@ -35,8 +35,8 @@ def command(
     height: Annotated[int | None, typer.Option("--height", help="A multiple of 8.")] = None,
     width: Annotated[int | None, typer.Option("--width", help="A multiple of 8.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same picture.")] = 0,
-    n: Annotated[int, typer.Option("--n", min=1, help="How many pictures.")] = 1,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="How many of them at a time.")] = 1,
+    n: Annotated[int, typer.Option("--n", help="How many pictures.")] = 1,
+    batch: Annotated[int, typer.Option("--batch", help="How many of them at a time.")] = 1,
     scheduler: Annotated[
         str | None, typer.Option("--scheduler", help="ddim, pndm, euler, euler_a, dpm++, dpm++_karras or lcm.")
     ] = None,

@@ -17,6 +17,7 @@ from PIL import Image
 import opsmith
 from opsmith import progress, settings, store
 from opsmith._version import __version__
+from opsmith.errors import OpsmithError
 from opsmith.pipelines.diffusion import DiffusionApp
 
 COMPILED = ("text_encoder", "unet", "vae_decoder", "vae_encoder")
@@ -50,7 +51,9 @@ def create_stable_diffusion(
     """
     given = Path(source)
     if (given / "unet").is_dir() and store.variants(given / "unet"):
-        home = given if folder is None else Path(folder)
+        if folder is not None and Path(folder).absolute() != given.absolute():
+            raise OpsmithError(f"{given} is exported already and is compiled where it is", "leave folder= away")
+        home = given
     else:
         home = Path(folder) if folder is not None else settings.cache_folder("pipelines") / _key(source)
         if not (home / "model_index.json").is_file():

@@ -93,7 +93,10 @@ class DiffusionApp:
         component; otherwise the newest compiled one is taken, else the newest. LOW_MEMORY keeps one component at a time."""
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise OpsmithError(f"the pipeline folder {self.folder} does not exist")
+            wrong = "is not a folder" if self.folder.exists() else "does not exist"
+            raise OpsmithError(f"the pipeline folder {self.folder} {wrong}")
+        if threads is not None and threads < 1:
+            raise OpsmithError(f"{threads} threads are not possible", "give 1 or more")
         self.threads, self.low_memory = threads, low_memory
         self.paths = {name: self._find(name, variant) for name in COMPONENTS if name != "vae_encoder"}
         if (self.folder / "vae_encoder").is_dir():

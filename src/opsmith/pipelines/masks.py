@@ -112,6 +112,7 @@ def from_words(
     min_area: float | None = None,
 ) -> Mask:
     """MIN_AREA of a part is in pixels; SPECK of the picture by default."""
+    _check_threshold(threshold)
     soft = segmenter.find(image, words)
     if float(soft.max()) < threshold:
         raise OpsmithError(
@@ -148,8 +149,7 @@ def from_box(image: Image.Image, box: tuple[int, int, int, int], feather: float 
 
 def clean(soft: Array, threshold: float, feather: float, smallest: float = 0.1, min_area: float | None = None) -> Mask:
     """Parts of fewer than MIN_AREA pixels, or smaller than SMALLEST times the largest one, are dropped. FEATHER is in pixels."""
-    if not 0 < threshold <= 1:
-        raise OpsmithError(f"a threshold of {threshold} is not possible", "above 0, at most 1")
+    _check_threshold(threshold)
     if not 0 <= feather <= 200:
         raise OpsmithError(f"a feather of {feather} pixels is not possible", "0 to 200")
     if min_area is None:
@@ -167,6 +167,11 @@ def clean(soft: Array, threshold: float, feather: float, smallest: float = 0.1, 
             )
         hard = np.isin(labels, np.flatnonzero(areas >= max(smallest * largest, min_area)) + 1)
     return Mask(hard, feathered(hard, feather))
+
+
+def _check_threshold(threshold: float) -> None:
+    if not 0 < threshold <= 1:
+        raise OpsmithError(f"a threshold of {threshold} is not possible", "above 0, at most 1")
 
 
 def feathered(hard: Array, radius: float) -> Array:
