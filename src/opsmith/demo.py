@@ -135,7 +135,9 @@ def _compile(work: Work) -> Outcome:
     if not libraries:
         return Outcome("no region was measured faster than ONNX Runtime here, so the model stays as it was")
     library = libraries[0]
-    return Outcome(f"{_nodes(dest)} nodes and {library.name}, {library.stat().st_size / 1e3:.0f} kB of native code")
+    nodes = _nodes(dest)
+    size = f"{library.stat().st_size / 1e3:.0f} kB of native code"
+    return Outcome(f"{nodes} node{'' if nodes == 1 else 's'} and {library.name}, {size}")
 
 
 def _verify(work: Work) -> Outcome:
@@ -201,8 +203,9 @@ def _imagine(work: Work) -> Outcome:
     error = float(np.mean((pictures[0] - pictures[1]) ** 2))
     psnr = 10 * math.log10(255**2 / error) if error else math.inf
     height, width = pictures[0].shape[:2]
+    agreement = f"the two pictures agree to {psnr:.0f} dB" if error else "the two pictures are the same in every byte"
     return Outcome(
-        f"{width}x{height} pixels in {STEPS} steps; the two pictures agree to {psnr:.0f} dB",
+        f"{width}x{height} pixels in {STEPS} steps; {agreement}",
         ("UNet", ">per step", ">picture", "file"),
         tuple(rows),
         psnr >= 40,
