@@ -516,11 +516,12 @@ def test_weights_go_outside_only_when_they_are_large(tmp_path: Path, monkeypatch
 # --- a full disk, Ctrl-C: for real, in a process of their own -----------------------------------------------
 
 WRITER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from opsmith import store
 from opsmith.cli import main
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 sys.path.insert(0, {tests!r})
 from test_store import small_model
 import onnx_ir as ir
