@@ -8,28 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import models
-import numpy as np
 import pytest
+from live_pipeline import picture, pipeline
 
 import opsmith
 from opsmith.errors import OpsmithError
 from opsmith.pipelines import pictures
-
-
-def pipeline() -> Any:
-    from diffusers import StableDiffusionPipeline
-
-    pipe = StableDiffusionPipeline.from_pretrained(models.tiny_source("stable-diffusion"), safety_checker=None)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
-def picture(pipe: Any, **options: Any) -> np.ndarray[Any, Any]:
-    import torch
-
-    generator = torch.Generator("cpu").manual_seed(4)
-    made = pipe("a red apple", num_inference_steps=4, guidance_scale=4.0, generator=generator, **options)
-    return np.asarray(made.images[0])
 
 
 @pytest.fixture(scope="module")

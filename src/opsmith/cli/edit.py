@@ -98,7 +98,7 @@ def command(
             app=app,
             prompt=prompt,
             steps=steps,
-            guidance=guidance if guidance is not None else (starter.GUIDANCE if model is None else 7.5),
+            guidance=guidance if guidance is not None else starter.guidance(model),
             seed=seed,
             callback=lambda done, total, _: step(f"step {done} of {total}"),
         )

@@ -58,7 +58,7 @@ def command(
 
     pictures.check_target(out)
     if guidance is None:
-        guidance = starter.GUIDANCE if model is None else 7.5
+        guidance = starter.guidance(model)
     start = pictures.read(init) if init else None
     area = pictures.read(mask, "L") if mask else None
     app = DiffusionApp(model or _starter(), variant=variant, threads=threads, low_memory=low_memory)

@@ -93,7 +93,7 @@ def pictures_command(
         prompt or ["a red apple", "a cat on a blue background", "a green frog beside a castle"],
         seeds=range(seeds),
         steps=steps,
-        guidance=guidance if guidance is not None else (starter.GUIDANCE if model is None else 7.5),
+        guidance=guidance if guidance is not None else starter.guidance(model),
         clip=clip,
         threads=threads,
     )

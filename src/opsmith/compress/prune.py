@@ -25,6 +25,7 @@ from onnx_ir.passes import common
 from opsmith import progress, session, store
 from opsmith.compress import importance, quality
 from opsmith.compress.layers import Layer, find_layers
+from opsmith.compress.own_outputs import write_test_data
 from opsmith.compress.prune_heads import find_heads
 from opsmith.compress.prune_magnitude import zero_smallest
 from opsmith.compress.prune_neurons import find_neurons
@@ -125,7 +126,7 @@ def prune(
         except OpsmithError as error:
             raise OpsmithError(f"the pruned model does not run, nothing was written: {error.message}") from error
         found = quality.compare(reference, answers, logits=names == ["logits"])
-        _write_test_data(source, draft, groups, kept, threads)
+        write_test_data(source, draft, threads, lambda feed: _cut_feed(feed, groups, kept))
         before, after = session.size_on_disk(source), session.size_on_disk(draft.path)
         rows = tuple(Pruned(g.name, g.kind, g.units, len(k)) for g, k in zip(groups, kept))
         draft.record["pruned"] = {
@@ -306,16 +307,3 @@ def _cut_feed(feed: Feed, groups: Sequence[Group], kept: Sequence[Array]) -> Fee
                 keep = np.flatnonzero((labels < 0) | np.isin(labels, units))
                 found[value.name] = np.take(found[value.name], keep, axis=axis)
     return found
-
-
-def _write_test_data(
-    source: Path, draft: store.Draft, groups: Sequence[Group], kept: Sequence[Array], threads: int | None
-) -> None:
-    """The parent's inputs, with what this model makes of them."""
-    running = session.load(draft.path, threads=threads)
-    names = [o.name for o in running.get_outputs()]
-    for i, data in enumerate(store.read_test_data(source)):
-        if not data.inputs:
-            continue
-        feed = _cut_feed(data.inputs, groups, kept)
-        store.write_test_data(draft.folder, feed, dict(zip(names, session.run(running, feed, names))), i)

@@ -27,6 +27,7 @@ from opsmith import progress, session, store
 from opsmith.compress import quality
 from opsmith.compress.blocks import Blocks, quantize_blocks
 from opsmith.compress.layers import Layer, constant, find_layers, find_tables, stored
+from opsmith.compress.own_outputs import write_test_data
 from opsmith.compress.quality import Feed, Quality
 from opsmith.compress.sensitivity import KEPT, Goal, Sensitivity, choose_bits
 from opsmith.compress.spare import spared
@@ -122,7 +123,7 @@ def quantize(
         if goal is not None and not goal.reached(found):
             advice = "leave layers out with exclude" if method != "weight-only" else "allow a little more"
             raise OpsmithError(f"{goal} is not reached: error {found.error:.3g}, quality {found.score:.4f}", advice)
-        _write_test_data(source, draft, threads)
+        write_test_data(source, draft, threads)
         before, after = session.size_on_disk(source), session.size_on_disk(draft.path)
         draft.record["quantized"] = {
             "layers": count,
@@ -134,17 +135,6 @@ def quantize(
         }
     variant = store.Variant(store.find_model(dest))
     return QuantizeResult(variant, method, count, tuple(left), before, after, found, tuple(sweep))
-
-
-def _write_test_data(source: Path, draft: store.Draft, threads: int | None) -> None:
-    """The source's stored inputs with what the smaller model makes of them: `verify` and `compile` hold it to that."""
-    stored_cases = store.read_test_data(source)
-    if not stored_cases:
-        return
-    running = session.load(draft.path, threads=threads)
-    names = [o.name for o in running.get_outputs()]
-    for i, data in enumerate(stored_cases):
-        store.write_test_data(draft.folder, data.inputs, dict(zip(names, session.run(running, data.inputs, names))), i)
 
 
 def _check_options(

@@ -21,7 +21,18 @@ from pathlib import Path
 from opsmith.errors import OpsmithError
 from opsmith.starter.vocabulary import BACKGROUNDS, OBJECTS, PLAIN, SETTINGS, TINTS
 
-__all__ = ["BACKGROUNDS", "GUIDANCE", "NAMES", "OBJECTS", "PLAIN", "SETTINGS", "TINTS", "folder", "writer_prompt"]
+__all__ = [
+    "BACKGROUNDS",
+    "GUIDANCE",
+    "NAMES",
+    "OBJECTS",
+    "PLAIN",
+    "SETTINGS",
+    "TINTS",
+    "folder",
+    "guidance",
+    "writer_prompt",
+]
 
 NAMES: tuple[str, ...] = ("pictures", "writer", "masks", "clip")
 GUIDANCE = 2.0  # of its pictures; they were measured at it, more only makes colours louder
@@ -35,6 +46,11 @@ def folder(name: str) -> Path:
     if not path.is_dir():
         raise OpsmithError(f"the starter model {name!r} is not in this installation", "install opsmith again")
     return path
+
+
+def guidance(pipeline: object | None) -> float:
+    """Unless told otherwise: of the starter's pictures (None), or of another pipeline."""
+    return GUIDANCE if pipeline is None else 7.5
 
 
 def writer_prompt(keyword: str) -> str:

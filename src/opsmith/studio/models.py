@@ -63,7 +63,7 @@ class Models:
         self.native = (first.native[1], first.native[0])
         self.inpaints_only = first.unet_channels > first.latent_channels
         self.edits = "vae_encoder" in first.paths
-        self.guidance = starter.GUIDANCE if pictures is None else 7.5
+        self.guidance = starter.guidance(pictures)
 
     # --- where they lie ----------------------------------------------------------------------------------
 
