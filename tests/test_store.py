@@ -299,6 +299,18 @@ def test_no_location_leads_out_of_the_folder(tmp_path: Path, location: str) -> N
     assert files and all(f.resolve().is_relative_to(folder.resolve()) for f in files)
 
 
+def test_external_data_with_several_hard_links_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret.bin").write_bytes(bytes(48))
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "w.bin").hardlink_to(tmp_path / "secret.bin")
+    path = write(tmp_path / "net" / "m.onnx", as_weight(external("w.bin", length=48)))
+    for act in (store.open_model, load, size_on_disk):
+        with pytest.raises(OpsmithError, match=r"w\.bin has 2 hard links"):
+            act(path)
+    (tmp_path / "secret.bin").unlink()
+    assert store.open_model(path).graph.initializers["w"].const_value is not None
+
+
 def test_a_small_model_saved_elsewhere_takes_its_external_weights_along(tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(np.arange(12, dtype=np.float32).tobytes())
     model = store.open_model(write(tmp_path / "m.onnx", as_weight(external("w.bin", length=48))))

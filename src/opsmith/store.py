@@ -218,7 +218,13 @@ def external_files(path: Path) -> set[Path]:
             )
         if not target.is_file():
             raise OpsmithError(f"{path} needs the external data file {location}, which is missing")
-        if end > target.stat().st_size:
+        found = target.stat()
+        if found.st_nlink > 1:  # onnx-ir refuses to read it, as it could be a link to a file elsewhere
+            raise OpsmithError(
+                f"{path}: {location} has {found.st_nlink} hard links, one of which may lie outside the model's folder",
+                f"if you trust it, give the model a copy: cp {location} copy && mv copy {location}",
+            )
+        if end > found.st_size:
             raise OpsmithError(f"{path}: {location} is too short for tensor {name!r}; the file is cut off")
         files.add(target)
     return files

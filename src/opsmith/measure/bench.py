@@ -2,8 +2,8 @@
 
     for each of a few sets of processes (one process per variant, started anew):
         load, first run, warm up
-        for each round: every variant takes one turn, in a random order
-            a turn is as many runs as fill 0.1 s, one at least
+        for each round: every variant takes one turn of as many runs as fill 0.1 s, one at least,
+            cut into slices that alternate in a random order, so that a hiccup of the machine meets all alike
 
 All variants get the same threads and the same inputs. Turns during which other processes used the CPU are left out
 and counted; such a round is taken again, up to a limit, and when too few clean ones remain all of them are used and
@@ -39,6 +39,7 @@ from opsmith.measure.verify import OutputCheck, compare_arrays
 from opsmith.measure.worker import Worker
 
 TURN_SECONDS = 0.1  # shorter turns would drown in the 10 ms ticks of /proc/stat
+SLICES = 5  # of a turn
 RERUN_LIMIT = 3  # at most this many times the wanted rounds are tried to get clean ones
 LEAST_CLEAN = 0.5  # with fewer clean rounds than this share of the wanted ones, all rounds are used, and it is said
 
@@ -334,7 +335,7 @@ def _measure(
     order = random.Random(seed)
     groups = processes or 0
     turn = 0.0
-    per_group = runs = None
+    per_group = cut = None
     group = 0
     with progress.task("bench") as step:
         while group == 0 or group < groups:
@@ -348,8 +349,8 @@ def _measure(
                     started[i] = stack.enter_context(Worker(track.candidate.label, threads))
                     _start(started[i], track, folder, i if group == 0 else None, threads)
                 workers = [started[i] for i in range(len(tracks))]
-                if runs is None or per_group is None:
-                    runs, turn = _size_turns(workers)
+                if cut is None or per_group is None:
+                    cut, turn = _size_turns(workers)
                     loading = sum(track.load[0] + track.first[0] for track in tracks)
                     groups, per_group = _plan(rounds, processes, seconds, turn, loading, notes)
                 wanted, tried, began = per_group, 0, time.monotonic()
@@ -361,7 +362,7 @@ def _measure(
                     step(
                         f"process set {group + 1} of {groups}, round {per_group - wanted + 1} of {per_group}", advance=0
                     )
-                    taken.append(_round(workers, runs, group, order))
+                    taken.append(_round(workers, cut, group, order, threads))
                     tried += 1
                     wanted -= not taken[-1].dirty
                 for worker, track in zip(workers, tracks):
@@ -398,20 +399,17 @@ def _start(worker: Worker, track: _Track, folder: Path, save: int | None, thread
     track.first.append(worker.ask("first", outputs=outputs)["first"])
 
 
-def _size_turns(workers: Sequence[Worker]) -> tuple[list[int], float]:
-    """How many runs make a turn of each worker, and how long one round will take."""
-    runs, total = [], 0.0
-    for worker in workers:
-        once = min(worker.ask("turn", runs=2, warm=0)["seconds"])
-        count = max(1, math.ceil(TURN_SECONDS / max(once, 1e-6)))
-        count = min(count, 2000)
-        runs.append(count)
-        total += once * (count + _warm(count))
-    return runs, total
+def _size_turns(workers: Sequence[Worker]) -> tuple[list[list[int]], float]:
+    """The slices of a turn of each worker, in runs, and how long one round will take."""
+    once = [min(worker.ask("turn", runs=2, warm=0)["seconds"]) for worker in workers]
+    runs = [min(2000, max(1, math.ceil(TURN_SECONDS / max(seconds, 1e-6)))) for seconds in once]
+    slices = min(SLICES, *runs)
+    cut = [[math.ceil(count / slices)] * slices for count in runs]
+    return cut, sum(seconds * (part + _warm(part)) for seconds, parts in zip(once, cut) for part in parts)
 
 
 def _warm(runs: int) -> int:
-    """Runs before a turn, not timed: the other variants' turns emptied the caches."""
+    """Runs before a slice, not timed: the other variants' slices emptied the caches."""
     return 0 if runs == 1 else max(1, runs // 10)
 
 
@@ -429,15 +427,17 @@ def _plan(
     return processes, max(1, math.ceil(total / processes))
 
 
-def _round(workers: Sequence[Worker], runs: Sequence[int], group: int, order: random.Random) -> _Round:
-    turns: dict[int, list[float]] = {}
-    dirty = set()
-    for i in order.sample(range(len(workers)), len(workers)):
-        answer = workers[i].ask("turn", runs=runs[i], warm=_warm(runs[i]))
-        turns[i] = answer["seconds"]
-        if answer["contaminated"]:
-            dirty.add(i)
-    return _Round(group, turns, frozenset(dirty))
+def _round(
+    workers: Sequence[Worker], cut: Sequence[Sequence[int]], group: int, order: random.Random, threads: int
+) -> _Round:
+    turns: dict[int, list[float]] = {i: [] for i in range(len(workers))}
+    use = {i: contention.Use() for i in turns}
+    for part in range(len(cut[0])):
+        for i in order.sample(range(len(workers)), len(workers)):
+            answer = workers[i].ask("turn", runs=cut[i][part], warm=_warm(cut[i][part]))
+            turns[i] += answer["seconds"]
+            use[i] += contention.Use(**answer["use"])
+    return _Round(group, turns, frozenset(i for i in turns if use[i].contaminated(threads, machine.cores())))
 
 
 # --- results ----------------------------------------------------------------------------------------------

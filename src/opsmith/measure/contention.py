@@ -38,11 +38,15 @@ class Reading:
 class Use:
     """What happened between two readings, in seconds."""
 
-    wall: float
-    own: float
-    delay: float
-    others: float
-    steal: float
+    wall: float = 0.0
+    own: float = 0.0
+    delay: float = 0.0
+    others: float = 0.0  # may be a tick or two below zero, so that sums stay right
+    steal: float = 0.0
+
+    def __add__(self, more: Use) -> Use:
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(more))
+        return Use(*(a + b for a, b in pairs))
 
     def contaminated(self, threads: int, cores: int) -> bool:
         # One tick more or less is the resolution of /proc/stat, not a neighbour.
@@ -68,7 +72,7 @@ def between(before: Reading, after: Reading) -> Use:
         wall=after.wall - before.wall,
         own=own,
         delay=after.delay - before.delay,
-        others=max(0.0, after.busy - before.busy - own) if after.busy else 0.0,
+        others=after.busy - before.busy - own if after.busy else 0.0,
         steal=after.steal - before.steal,
     )
 

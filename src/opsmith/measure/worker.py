@@ -4,7 +4,8 @@ The parent talks to it in JSON lines, one command and one answer at a time:
 
     load   model, runtime, threads, inputs, profile  ->  load seconds, memory before the load
     first  outputs                                   ->  seconds of the very first run; outputs written
-    turn   runs, warm                                ->  seconds of each run, what others did to the CPU meanwhile
+    turn   runs, warm                                ->  seconds of each run, what others did to the CPU meanwhile;
+                                                         then it is stopped until its next order
     trace                                            ->  path of ONNX Runtime's profile
     quit                                             ->  peak resident memory, by the kernel's own high-water mark
 """
@@ -12,6 +13,7 @@ The parent talks to it in JSON lines, one command and one answer at a time:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -54,6 +56,7 @@ class Worker:
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
+        self._let_run(True)
         try:
             self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
             self._process.stdin.flush()
@@ -65,7 +68,15 @@ class Worker:
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise OpsmithError(f"{self.label}: {answer['error']}")
+        if do == "turn":
+            self._let_run(False)
         return answer
+
+    def _let_run(self, run: bool) -> None:
+        """Between turns a worker is stopped: pools spin for a while after a run (ONNX Runtime's for about 30 ms), on the very
+        cores that the next variant is timed on."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT if run else signal.SIGSTOP)
 
     def _how_it_died(self) -> str:
         code = self._process.wait()
@@ -75,6 +86,7 @@ class Worker:
         return f"{how}{': ' + last[0] if last else ''}"
 
     def close(self) -> None:
+        self._let_run(True)
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()  # the child ends when its orders end
@@ -111,16 +123,12 @@ def memory(field: str) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _settle(limit: float = 0.5) -> None:
-    """Wait until this process's thread pool sleeps: pools spin for a while after a run (ONNX Runtime's for about 30 ms), on
-    the very cores that the next variant is timed on."""
-    ends = time.perf_counter() + limit
-    used = time.process_time()
-    while time.perf_counter() < ends:
-        time.sleep(0.01)
-        before, used = used, time.process_time()
-        if used - before < 0.001:
-            return
+def _end_with_parent() -> None:
+    """A stopped process would outlive a parent that was killed: let the kernel end it, where it can (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 class _Model:
@@ -159,7 +167,6 @@ class _Model:
         return {"first": seconds}
 
     def turn(self, order: dict[str, Any]) -> dict[str, Any]:
-        from opsmith import machine
         from opsmith.measure import contention
 
         run, feed = self.adapter.run, self.feed
@@ -172,16 +179,7 @@ class _Model:
             run(feed)
             seconds.append(time.perf_counter() - started)
         use = contention.between(before, contention.read())
-        _settle()
-        return {
-            "seconds": seconds,
-            "contaminated": use.contaminated(self.threads, machine.cores()),
-            "own": use.own,
-            "delay": use.delay,
-            "others": use.others,
-            "steal": use.steal,
-            "wall": use.wall,
-        }
+        return {"seconds": seconds, "use": dataclasses.asdict(use)}
 
     def trace(self, order: dict[str, Any]) -> dict[str, Any]:
         return {"trace": self.adapter.end_profiling()}
@@ -194,6 +192,7 @@ def main() -> None:
     # Libraries that print must not disturb the protocol: keep the real stdout, give them stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
+    _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
     model = _Model()
     for line in sys.stdin:
