@@ -152,16 +152,21 @@ class Workshop:
 
     def ours(self, case: Case, variant: str) -> Path:
         """The compiled variant, made anew if kernels or search level changed."""
-        source, home = self.source(case), self._home(case)
-        dest, mark = home / f"opsmith-{variant}", home / f"opsmith-{variant}.made"
-        wanted = f"kernels {headers_digest()} search {self.search}"
+        home = self._home(case)
+        name = f"opsmith-{variant}" + (f"-search{self.search}" if self.search else "")
+        dest, mark = home / name, home / f"{name}.made"
+        wanted = f"kernels {headers_digest()}"
         if dest.is_dir() and mark.is_file() and mark.read_text() == wanted:
             return dest
         shutil.rmtree(dest, ignore_errors=True)
-        plain = source if variant == "fp32" else self._quantized(source, home, variant)
-        opsmith.compile(plain, dest, search=self.search)
+        opsmith.compile(self.plain(case, variant), dest, search=self.search)
         mark.write_text(wanted)
         return dest
+
+    def plain(self, case: Case, variant: str) -> Path:
+        """What a variant is compiled from."""
+        source = self.source(case)
+        return source if variant == "fp32" else self._quantized(source, self._home(case), variant)
 
     def _quantized(self, source: Path, home: Path, variant: str) -> Path:
         dest = home / variant

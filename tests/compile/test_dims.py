@@ -5,7 +5,19 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opsmith.compile.dims import atom, broadcast, contiguous, dim, estimate, exact_div, floor_div
+from opsmith.compile.dims import (
+    assuming,
+    atom,
+    broadcast,
+    contiguous,
+    dim,
+    estimate,
+    exact_div,
+    floor_div,
+    lower_bound,
+    trunc_div,
+    truncated,
+)
 
 B, P, S = atom("batch"), atom("past"), atom("seq")
 
@@ -52,3 +64,29 @@ def test_dividing_a_product_by_a_factor_gives_the_other(terms, factor):
     total = sum((d * c for c, d in terms), dim(0))
     divisor = B * factor + P
     assert exact_div(total * divisor, divisor) == total
+
+
+def test_one_size_written_in_two_ways_is_one_where_a_check_makes_it_so():
+    """A convolution halves by floor_div, shape arithmetic by trunc_div; they differ below zero only."""
+    height = atom("height")
+    halved = floor_div(floor_div(height - 1, 2) + 1 - 1, 2) + 1
+    assert halved != trunc_div(height - 1, 4) + 1
+    assert truncated([trunc_div(height - 1, 4) + 1, halved]) == {height - 1}
+    with assuming([height - 1]):
+        assert halved == trunc_div(height - 1, 4) + 1
+        doubled = 4 * (trunc_div(height - 1, 8) + 1)  # 4 at least, so it is never what is stretched
+        assert broadcast(doubled, floor_div(height - 1, 2) + 1) == doubled
+    assert halved != trunc_div(height - 1, 4) + 1
+
+
+@given(st.integers(-40, 40), st.integers(1, 9), st.integers(-40, 40), st.integers(1, 9), st.integers(-5, 5))
+def test_floor_divisions_are_simplified_to_the_same_number(n, inner, added, outer, factor):
+    size = floor_div(factor * floor_div(atom("n") + added, inner) + added, outer)
+    assert estimate(size, {"n": n}) == (factor * ((n + added) // inner) + added) // outer
+
+
+@given(st.integers(0, 40), st.integers(-9, 9), st.integers(1, 9))
+def test_a_lower_bound_is_one(n, added, divisor):
+    for size in (atom("n") + added, 3 * floor_div(atom("n") + added, divisor) + added):
+        least = lower_bound(size)
+        assert least is None or least <= estimate(size, {"n": n})

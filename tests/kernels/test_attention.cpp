@@ -33,6 +33,7 @@ static std::vector<T> random_values(test::Random& random, i64 n, float scale) {
 struct Case {
   i64 batch, heads, kv_heads, queries, keys, head_size, value_size;
   bool causal = false;
+  float later = 1;  // factor of the second half of the keys
 };
 
 static AttentionShape shape_of(const Case& c, bool interleaved) {
@@ -48,7 +49,15 @@ static void check(const Pool& pool, const Case& c, bool interleaved, const Mask&
   const AttentionShape s = shape_of(c, interleaved);
   test::Random random(static_cast<uint64_t>(c.queries * 1009 + c.keys * 31 + c.head_size));
   const auto q = random_values<TQ>(random, c.batch * s.q_batch, 2);
-  const auto k = random_values<TK>(random, c.batch * s.k_batch, 2);
+  auto k = random_values<TK>(random, c.batch * s.k_batch, 2);
+  if (c.later != 1.0f)
+    for (i64 b = 0; b < c.batch; ++b)
+      for (i64 h = 0; h < c.kv_heads; ++h)
+        for (i64 j = c.keys / 2; j < c.keys; ++j)
+          for (i64 d = 0; d < c.head_size; ++d) {
+            TK& x = k[static_cast<size_t>(b * s.k_batch + h * s.k_head + j * s.k_row + d)];
+            x = from_float<TK>(c.later * to_float(x));
+          }
   const auto v = random_values<TK>(random, c.batch * s.v_batch, 1);
   const size_t n = static_cast<size_t>(c.batch * s.o_batch);
   std::vector<TO> out(n, from_float<TO>(-77)), want(n);
@@ -127,6 +136,14 @@ static int run() {
   {  // causal with more queries than keys: the first rows see nothing
     check<false, float, float, float>(pool, {1, 2, 2, 30, 20, 8, 8, true}, false, NoMask{}, 2e-5);
     check<true, float, float, float>(pool, {1, 2, 2, 30, 20, 8, 8, true}, false, NoMask{}, 2e-5);
+  }
+  {  // later scores far above the first ones, and far below: the maximum in use must change, or must not matter
+    for (float later : {8.0f, 0.01f})
+      for (bool causal : {false, true}) {
+        check<false, float, float, float>(pool, {1, 2, 2, 100, 400, 40, 40, causal, later}, true, NoMask{}, 2e-4);
+        check<false, float, float, float>(serial, {2, 1, 1, 33, 1000, 64, 24, causal, later}, false, NoMask{}, 2e-4);
+        check<false, float, f16, float>(pool, {1, 2, 1, 100, 400, 40, 40, causal, later}, true, NoMask{}, 2e-4);
+      }
   }
   return test::finish();
 }

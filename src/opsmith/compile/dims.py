@@ -4,11 +4,16 @@ A Dim is a polynomial with integer coefficients over atoms. An atom is the C++ t
 name of a graph dimension, an element of a small input, or an operation that polynomials cannot express
 (`floor_div(height + 1, 2)`). Polynomials are kept in one normal form, so equal sizes compare equal and a
 reshape's `-1` is found by exact division. Everything else in the compiler treats sizes as opaque.
+
+Exporters write one size in several ways: a convolution halves an image by `floor_div`, shape arithmetic by `trunc_div`. They
+are one where the dividend is not negative, and that is known where a check of the generated code says so: `assuming`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import contextvars
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias, Union
 
 Monomial: TypeAlias = tuple[str, ...]  # sorted atoms, with repetition; () is the constant term
@@ -139,13 +144,83 @@ def _divide_monomial(a: Monomial, b: Monomial) -> Monomial | None:
     return tuple(rest)
 
 
+# --- what is known not to be negative ---
+
+_assumed: contextvars.ContextVar[frozenset[Dim]] = contextvars.ContextVar("assumed", default=frozenset())
+_divisions: dict[str, tuple[Dim, Dim]] = {}  # C++ text of a division -> its operands
+
+
+@contextlib.contextmanager
+def assuming(sizes: Iterable[Dim]) -> Iterator[None]:
+    """Inside, these sizes count as not negative. Whoever says so must check it in the generated code."""
+    before = _assumed.set(frozenset(sizes))
+    try:
+        yield
+    finally:
+        _assumed.reset(before)
+
+
+def is_assumed(size: Dim) -> bool:
+    return size in _assumed.get()
+
+
+def truncated(sizes: Iterable[Dim]) -> set[Dim]:
+    """What is divided by `trunc_div` anywhere in these sizes."""
+    text = " ".join(d.cpp() for d in set(sizes))
+    return {x for division, (x, _) in _divisions.items() if division.startswith("trunc_div(") and division in text}
+
+
+def never_negative(size: DimLike) -> bool:
+    """Whether a size is certain to be 0 or more."""
+    least = lower_bound(dim(size))
+    return least is not None and least >= 0
+
+
+def lower_bound(size: Dim) -> int | None:
+    """What a size is at least, as far as is known."""
+    total = 0
+    for monomial, coefficient in size.terms.items():
+        for name in monomial:
+            least = _least(name)
+            if coefficient < 0 or least is None or least < 0:
+                return None
+            coefficient *= least
+        total += coefficient
+    return total
+
+
+def _least(text: str) -> int | None:
+    """Of one atom: names are sizes of inputs, and what is assumed of it is  atom - least >= 0."""
+    known = [-(rest.value or 0) for size in _assumed.get() if (rest := size - atom(text)).value is not None]
+    if text.isidentifier():
+        known.append(0)
+    if (parts := _divisions.get(text)) is not None and (parts[1].value or 0) > 0:
+        least = lower_bound(parts[0])
+        if least is not None and least >= 0:
+            known.append(least // (parts[1].value or 1))
+    return max(known, default=None)
+
+
 def floor_div(a: DimLike, b: DimLike) -> Dim:
-    """ONNX integer division of sizes (towards minus infinity for the non-negative sizes it is used on)."""
+    """Integer division towards minus infinity."""
     x, y = dim(a), dim(b)
     if x.value is not None and y.value:
         return dim(x.value // y.value)
     exact = exact_div(x, y)
-    return exact if exact is not None else atom(f"floor_div({x.cpp()}, {y.cpp()})")
+    if exact is not None:
+        return exact
+    if y.value is not None and y.value > 0:
+        # (3 y + r) / y = 3 + r / y
+        whole = Dim({m: c // y.value for m, c in x.terms.items() if c % y.value == 0 or not m})
+        if whole.terms:
+            return whole + floor_div(x - whole * y, y)
+        # ((u / v) + c) / y = (u + c v) / (v y)
+        inner = [_divisions[m[0]] for m, c in x.terms.items() if c == 1 and len(m) == 1 and _is_floor(m[0])]
+        rest = x.terms.get((), 0)
+        if len(inner) == 1 and len(x.terms) == 1 + (rest != 0) and (inner[0][1].value or 0) > 0:
+            (u, v) = inner[0]
+            return floor_div(u + rest * v, v * y)
+    return _division("floor_div", x, y)
 
 
 def trunc_div(a: DimLike, b: DimLike) -> Dim:
@@ -155,7 +230,21 @@ def trunc_div(a: DimLike, b: DimLike) -> Dim:
         q = abs(x.value) // abs(y.value)
         return dim(q if (x.value < 0) == (y.value < 0) else -q)
     exact = exact_div(x, y)
-    return exact if exact is not None else atom(f"trunc_div({x.cpp()}, {y.cpp()})")
+    if exact is not None:
+        return exact
+    if (y.value or 0) > 0 and never_negative(x):
+        return floor_div(x, y)
+    return _division("trunc_div", x, y)
+
+
+def _is_floor(text: str) -> bool:
+    return text.startswith("floor_div(") and text in _divisions
+
+
+def _division(name: str, x: Dim, y: Dim) -> Dim:
+    text = f"{name}({x.cpp()}, {y.cpp()})"
+    _divisions[text] = (x, y)
+    return atom(text)
 
 
 def minimum(a: DimLike, b: DimLike) -> Dim:
@@ -191,6 +280,9 @@ def broadcast(a: DimLike, b: DimLike) -> Dim:
         return x
     if y.value is not None:
         return y
+    for size in sorted((x, y), key=lambda d: len(d.cpp())):
+        if never_negative(size - 2):  # never 1: the other one is 1 or equal to it
+            return size
     first, second = sorted((x.cpp(), y.cpp()))
     return atom(f"broadcast({first}, {second})")
 

@@ -68,6 +68,7 @@ inline constexpr i64 kMostPanels = 4;                // of a task
 inline constexpr i64 kMostLanes = kMostPanels * kTileVectors * W;
 inline constexpr i64 kFewRows = W / 4;  // up to here the row path is cheaper than a mostly empty vector
 inline constexpr i64 kMostSplits = 16;
+inline constexpr float kFarAbove = 20;  // in units of log2: scores above the maximum in use by this make it change
 
 // Blocks of keys and values are read in place, unless they must be widened to float, or lie a multiple of 4 KB apart, as
 // in GPT-2, and crowd into a few sets of the cache. With the narrow panels of AVX2 that costs a sixth; a copy per block
@@ -133,9 +134,35 @@ struct AttentionPlan {
   }
 };
 
+// What a tile does with its sums before they are stored, one column of vectors after the other.
+struct AsTheyAre {
+  OPSMITH_INLINE void begin(int) {}
+  OPSMITH_INLINE F operator()(F x) { return x; }
+  OPSMITH_INLINE void end(int) {}
+};
+// Scores become exponentials about a maximum that is known; the largest score and the sum are kept beside it. While one tile is
+// here the products of the next are under way: the two need different units of the processor.
+struct Exponentials {
+  const float* base;
+  float *most, *sum;
+  F b, m, s;
+  OPSMITH_INLINE void begin(int v) {
+    b = load(base + v * W, Full{});
+    m = load(static_cast<const float*>(most) + v * W, Full{}), s = load(static_cast<const float*>(sum) + v * W, Full{});
+  }
+  OPSMITH_INLINE F operator()(F x) {
+    m = max_or_second(x, m);
+    const F above = x - b;  // beyond 2^126 the block is made again; until then the number must only be one
+    const F e = exp2_small(W == 16 ? above : min_or_second(all<F>(126), above));
+    s += e;
+    return e;
+  }
+  OPSMITH_INLINE void end(int v) { store(most + v * W, m, Full{}), store(sum + v * W, s, Full{}); }
+};
+
 // c (R, V vectors) (+)= a (R, K) @ b (K, V vectors). a[r][k] lies at a[r * stride + k], or transposed at a[k * stride + r].
-template <int R, int V, bool Transposed>
-[[gnu::noinline]] void tile_product(const float* a, i64 stride, i64 K, const float* b, float* c, bool accumulate) {
+template <int R, int V, bool Transposed, class Finish>
+[[gnu::noinline]] void tile_product(const float* a, i64 stride, i64 K, const float* b, float* c, bool accumulate, Finish finish) {
   F acc[R][V] = {};
   if (accumulate) {
 #pragma GCC unroll 8
@@ -160,17 +187,20 @@ template <int R, int V, bool Transposed>
     b += V * W;
     if constexpr (Transposed) a += stride;
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
 #pragma GCC unroll 3
-    for (int v = 0; v < V; ++v) store(c + (r * V + v) * W, acc[r][v], Full{});
+  for (int v = 0; v < V; ++v) {
+    finish.begin(v);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) store(c + (r * V + v) * W, finish(acc[r][v]), Full{});
+    finish.end(v);
+  }
 }
 
-template <int V, bool Transposed>
-inline void panel_product(const float* a, i64 stride, i64 M, i64 K, const float* b, float* c, bool accumulate) {
+template <int V, bool Transposed, class Finish = AsTheyAre>
+inline void panel_product(const float* a, i64 stride, i64 M, i64 K, const float* b, float* c, bool accumulate, Finish finish = {}) {
   i64 r = 0;
   auto step = [&]<int R>(std::integral_constant<int, R>) {
-    tile_product<R, V, Transposed>(a + (Transposed ? r : r * stride), stride, K, b, c + r * V * W, accumulate);
+    tile_product<R, V, Transposed>(a + (Transposed ? r : r * stride), stride, K, b, c + r * V * W, accumulate, finish);
     r += R;
   };
   while (r + kTileRows <= M) step(std::integral_constant<int, kTileRows>{});
@@ -187,9 +217,9 @@ inline constexpr bool kBase2 = !__is_same(Mask, BiasMask);
 template <class Mask, class V>
 OPSMITH_INLINE V score_exp(V difference) {
   if constexpr (kBase2<Mask>)
-    return exp2_negative(difference);
+    return exp2_small(difference);
   else
-    return exp2_negative(difference * kLog2e);
+    return exp2_small(difference * kLog2e);
 }
 template <class V>
 OPSMITH_INLINE V finite_maximum(V m) {  // -inf - -inf would be NaN; with 0 in its place the exponentials are 0
@@ -291,8 +321,9 @@ OPSMITH_INLINE const float* as_floats(const T* p, i64& stride, i64 rows, i64 col
 
 // One panel of V vectors of queries, and what it has accumulated.
 struct Panel {
-  float *q, *o, *maximum, *sum;  // (D, V), (Dv, V), (V), (V) vectors
+  float *q, *o, *maximum, *sum;  // (D, V), (Dv, V), (V), (V) vectors; o and sum are multiples of 2^maximum
   bool empty;                    // no key yet: o is not even zeroed
+  bool settled;                  // every lane has seen a finite score
 };
 
 // q^T, scaled: the rows of the lanes become columns. The rows are many short streams, so they are fetched ahead by hand.
@@ -338,6 +369,23 @@ template <int V, class Mask>
 inline void panel_step(Panel& panel, const float* k, i64 k_stride, const float* v_block, i64 v_stride, i64 n,
                        i64 k0, i64 D, i64 Dv, const Mask& mask, const i64* mask_at, const int32_t* limit, bool cut,
                        float* p) {
+  // The first keys give a maximum, and for the rest nearly any will do: 2^20 above it nothing is lost. So the exponentials can
+  // be taken in the tile, before the block's own maximum is known, and it is made again in the rare case.
+  if constexpr (__is_same(Mask, NoMask))
+    if (!cut && panel.settled) {
+      float most[V * W], sum[V * W];
+      memcpy(most, panel.maximum, sizeof most), memcpy(sum, panel.sum, sizeof sum);
+      panel_product<V, false>(k, k_stride, n, D, panel.q, p, false, Exponentials{panel.maximum, most, sum, {}, {}, {}});
+      bool grown = false;
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v)
+        grown |= any(load(static_cast<const float*>(most) + v * W, Full{}) > load(static_cast<const float*>(panel.maximum) + v * W, Full{}) + kFarAbove);
+      if (!grown) {
+        memcpy(panel.sum, sum, sizeof sum);
+        panel_product<V, true>(v_block, v_stride, Dv, n, p, panel.o, true);
+        return;
+      }
+    }
   panel_product<V, false>(k, k_stride, n, D, panel.q, p, false);
   if constexpr (!__is_same(Mask, NoMask)) apply_mask<V>(p, n, k0, mask, mask_at);
   if (cut) {  // some lanes do not see all of these keys
@@ -391,6 +439,9 @@ inline void panel_step(Panel& panel, const float* k, i64 k_stride, const float* 
   for (int v = 0; v < V; ++v) store(panel.sum + v * W, s[v], Full{});
   panel_product<V, true>(v_block, v_stride, Dv, n, p, panel.o, !panel.empty);
   panel.empty = false;
+  panel.settled = true;
+#pragma GCC unroll 3
+  for (int v = 0; v < V; ++v) panel.settled &= !any(m[v] == -kInfinity);
 }
 
 template <bool ZeroMaskedRows, int V, class TQ, class TO>
@@ -446,7 +497,7 @@ inline void panel_task(const AttentionShape& s, const AttentionPlan& plan, i64 b
   int32_t last = -1;
   for (i64 i = 0; i < panels; ++i) {
     const i64 width = vectors_of(i) * W, first = i * plan.vectors * W;
-    panel[i] = {take(D * width), take(Dv * width), take(width), take(width), true};
+    panel[i] = {take(D * width), take(Dv * width), take(width), take(width), true, false};
     with_vectors(vectors_of(i), [&](auto V) { pack_queries<V.value>(lanes.q + first, D, factor, panel[i].q); });
     first_cut[i] = INT32_MAX, last_seen[i] = -1;
     for (i64 l = 0; l < width; ++l) {

@@ -5,7 +5,7 @@
 //   function                        error at most        notes
 //   exp                             2 ulp                denormal results rounded properly
 //   exp_negative                    2 ulp                for x <= 0, results below 2^-126 become 0 (softmax)
-//   exp2_negative                   3 ulp                2^x for x <= 0, results below 2^-126 become 0 (attention)
+//   exp2_small                      3 ulp                2^x for x <= 100, results below 2^-126 become 0 (attention)
 //   expm1, log, log1p               2 ulp, 3 ulp (log1p)
 //   erf, tanh                       5 ulp, 7 without FMA rational, saturate to exactly +-1
 //   sigmoid                         4 ulp                0 below -88.7 instead of a denormal
@@ -262,7 +262,7 @@ OPSMITH_INLINE V exp_negative(V x) {
 
 // Five multiply-adds and no logarithm's constants: the cheapest form, for the scores of attention.
 template <FloatLanes V>
-OPSMITH_INLINE V exp2_negative(V x) {
+OPSMITH_INLINE V exp2_small(V x) {
   constexpr float c1 = 0.693147004f, c2 = 0.240222469f, c3 = 0.0555071086f, c4 = 0.0096712932f, c5 = 0.00132695551f;
 #if defined(__AVX512F__)
   if constexpr (VecTraits<V>::lanes == 16) {

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from opsmith.compile.dims import Dim, assuming, truncated
 from opsmith.compile.lower import conv, fuse
 from opsmith.compile.lower.infer import infer_nodes
 from opsmith.compile.lower.program import Group, Lowering, Port, Program, Target, identifier, input_name
@@ -29,8 +30,27 @@ def lower_region(
     target: Target,
 ) -> Program:
     """`given` holds what is known of the inputs and of every constant that the nodes use."""
+    # Once to see how sizes are written, and once more with what makes them simpler: see dims.py.
+    seen = dict(given)
+    spans = {span for node in infer_nodes(nodes, seen, opset).values() for span in node.spans}
+    with assuming(spans & truncated(size for fact in seen.values() for size in sizes_of(fact))):
+        return _lower(name, nodes, inputs, outputs, dict(given), opset, target)
+
+
+def sizes_of(fact: Abstract) -> list[Dim]:
+    return [*fact.dims, *(e for e in fact.elements or () if isinstance(e, Dim))]
+
+
+def _lower(
+    name: str,
+    nodes: Sequence[ir.Node],
+    inputs: Sequence[ir.Value],
+    outputs: Sequence[ir.Value],
+    facts: dict[ir.Value, Abstract],
+    opset: int,
+    target: Target,
+) -> Program:
     program = Program(name)
-    facts = dict(given)
     known = infer_nodes(nodes, facts, opset)
     for i, value in enumerate(inputs):
         buffer = Buffer(input_name(i, value), facts[value].dtype, facts[value].size, "input")

@@ -6,7 +6,7 @@ x (N, C, H, W), stored as (N, H, W, C); w (O, C/groups, KH, KW) packed at compil
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -57,6 +57,7 @@ def _resolve(node: Node, dims: tuple[Dim, ...], kernel: list[int]) -> tuple[list
         if mode == "VALID":
             begin = [0] * spatial
         length = size + (pad - reach)
+        node.slides_over(length)
         sizes.append(length + 1 if strides[i] == 1 else floor_div(length, strides[i]) + 1)
     return sizes, strides, dilations, list(begin)
 
@@ -315,10 +316,9 @@ WINOGRAD2 = Algorithm(
     "conv2d_winograd2", "winograd.hpp", "3x3 convolution by Winograd F(2x2,3x3)", ("winograd F(2x2,3x3)",)
 )
 
-# Transformed weights are 4 times (F4) or 16/9 times (F2) as large, and lie beside the direct ones where sizes are dynamic. A
-# model's weights may grow by this share, or by this many bytes if that is more. Memory in use grows by less: of a layer's two
-# forms only one is read.
-GROWTH, FREE_BYTES = 0.80, 768 << 20
+# Transformed weights are 4 times (F4) or 16/9 times (F2) as large. They lie beside the direct ones where sizes are dynamic, but
+# of a layer's two forms only one is read. What a model reads may grow by this share, or by this many bytes if that is more.
+GROWTH, FREE_BYTES = 0.75, 768 << 20
 
 
 def plan_algorithms(nodes: Iterable[Node], target: Target) -> dict[ir.Node, Algorithm]:
@@ -337,24 +337,24 @@ def plan_algorithms(nodes: Iterable[Node], target: Target) -> dict[ir.Node, Algo
         if not _winograd_fits(node, weights):
             continue
         o, c = weights.dims[:2]
-        shape = (node.outputs[0].dims[0], *node.outputs[0].dims[2:])
-        replaced = 9 if is_static(*shape) else 0  # else the direct weights stay
-        growth = {a: o * c * 4 * (size - replaced) for a, size in ((WINOGRAD4, 36), (WINOGRAD2, 16))}  # bytes
+        stored = int((weights.stored or weights).dtype.itemsize)
+        growth = {a: o * c * (4 * size - 9 * stored) for a, size in ((WINOGRAD2, 16), (WINOGRAD4, 36))}  # bytes
         measured = target.tuned.get(node.name)
         if measured is not None and DIRECT.kernel in measured.best:
             direct = measured.best[DIRECT.kernel].seconds
             times = {a: measured.best[a.kernel].seconds for a in growth if a.kernel in measured.best}
-            options += [Option(node.ir, a, direct - t, growth[a]) for a, t in times.items() if t < direct * 0.98]
-            continue
-        sizes = [max(1, estimate(d)) for d in shape]
-        direct = cost(None, *sizes)
-        options += [
-            Option(node.ir, a, (direct - cost(_TILES[a.kernel], *sizes)) * o * c / DIRECT_SPEED, growth[a])
-            for a in growth
-            if cost(_TILES[a.kernel], *sizes) < direct
-        ]
+            saved = {a: direct - t for a, t in times.items() if t < direct * 0.98}
+        else:
+            sizes = [max(1, estimate(d)) for d in (node.outputs[0].dims[0], *node.outputs[0].dims[2:])]
+            costs = {a: cost(_TILES[a.kernel], *sizes) for a in growth}
+            saved = {
+                a: (cost(None, *sizes) - costs[a]) * o * c / DIRECT_SPEED
+                for a in growth
+                if costs[a] < cost(None, *sizes)
+            }
+        options += _options(node.ir, saved, growth)
     chosen: dict[ir.Node, Option] = {}
-    for option in sorted(options, key=lambda o: -o.saved / o.growth):
+    for option in sorted(options, key=lambda o: -o.worth):
         before = chosen.get(option.node)
         more = option.growth - (before.growth if before else 0)
         if more <= budget and (before is None or option.saved > before.saved):
@@ -371,6 +371,18 @@ class Option:
     algorithm: Algorithm
     saved: float  # seconds per run
     growth: int  # bytes
+    worth: float  # seconds per byte that it adds to the next smaller way
+
+
+def _options(node: ir.Node, saved: Mapping[Algorithm, float], growth: Mapping[Algorithm, int]) -> list[Option]:
+    """The ways of one layer. A larger one that saves less per byte is a step up from the smaller one, and worth that step."""
+    found: list[Option] = []
+    for way in sorted(saved, key=lambda a: growth[a]):
+        worth = saved[way] / max(1, growth[way])
+        if found and worth < found[-1].worth:
+            worth = (saved[way] - found[-1].saved) / (growth[way] - found[-1].growth)
+        found.append(Option(node, way, saved[way], growth[way], worth))
+    return found
 
 
 DIRECT_SPEED = 200e9  # operations per second; only the order of the options depends on it

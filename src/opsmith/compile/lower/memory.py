@@ -44,7 +44,7 @@ def _lower_concat(node: Node, out: Lowering) -> None:
             part = target.with_(
                 [*target.dims[:axis], view.dims[axis], *target.dims[axis + 1 :]], target.strides, offset
             )
-            out.emit_copy(view, part)
+            out.emit_copy(view, part, order)
         offset = offset + view.dims[axis] * target.strides[axis]
 
 

@@ -251,7 +251,8 @@ class Lowering:
             self._copies[key] = target
         return self._copies[key]
 
-    def emit_copy(self, source: View, target: View) -> None:
+    def emit_copy(self, source: View, target: View, order: Sequence[int] | None = None) -> None:
+        """`order`: of the axes in memory, where the target is a part of something and cannot tell."""
         t, f = CPP[target.dtype], CPP[source.dtype]
         name = self.instance(
             f"copy_{f}" if t == f else f"cast_{f}_{t}",
@@ -262,15 +263,15 @@ class Lowering:
         )
         self.call(
             name,
-            f"{name}(pool, {self.grid(target, [source])});",
+            f"{name}(pool, {self.grid(target, [source], order)});",
             reads=[source],
             writes=[target],
             comment=f"copy {_dims(source.dims)}",
         )
 
-    def grid(self, out: View, inputs: Sequence[View]) -> str:
+    def grid(self, out: View, inputs: Sequence[View], order: Sequence[int] | None = None) -> str:
         """C++ text of a Grid: dims in the output's memory order, strides of every operand (0 where broadcast)."""
-        order = memory_order(out) or tuple(range(len(out.dims)))
+        order = order or memory_order(out) or tuple(range(len(out.dims)))
         if len(out.dims) > 10:
             raise Unsupported(f"rank {len(out.dims)} is above 10")
         dims = [out.dims[a] for a in order]

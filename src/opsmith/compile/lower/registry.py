@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from opsmith.compile.dims import Dim
+from opsmith.compile.dims import Dim, is_assumed
 from opsmith.compile.values import Abstract, Array, Unsupported
 
 if TYPE_CHECKING:
@@ -33,10 +33,17 @@ class Node:
     opset: int
     outputs: list[Abstract] = dataclasses.field(default_factory=list)
     checks: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # C++ condition, message
+    spans: list[Dim] = dataclasses.field(default_factory=list)  # see `slides_over`
 
     @property
     def name(self) -> str:
         return self.ir.name or f"{self.ir.op_type}_{self.ir.outputs[0].name}"
+
+    def slides_over(self, span: Dim) -> None:
+        """A window moves by up to `span`; below 0 the image is smaller than the window. `lower_region` may want that ruled out."""
+        self.spans.append(span)
+        if is_assumed(span):
+            self.checks.append((f"{span.cpp()} >= 0", "the image is smaller than the kernel"))
 
     def has(self, index: int) -> bool:
         return index < len(self.inputs) and self.inputs[index] is not None

@@ -73,6 +73,7 @@ def resolve(node: Node, image: Sequence[Dim], kernel: Sequence[Dim]) -> Window:
                 raise Unsupported("the image is smaller than the kernel")
             if span.value is None:
                 node.checks.append((f"{span.cpp()} >= 0", "the image is smaller than the kernel"))
+                node.slides_over(span)
             if node.attribute("ceil_mode", 0):
                 count = floor_div(span + (strides[i] - 1), strides[i]) + 1
                 # a last window that would start in the padding behind the image is left out
