@@ -68,7 +68,7 @@ inline constexpr i64 kMostPanels = 4;                // of a task
 inline constexpr i64 kMostLanes = kMostPanels * kTileVectors * W;
 inline constexpr i64 kFewRows = W / 4;  // up to here the row path is cheaper than a mostly empty vector
 inline constexpr i64 kMostSplits = 16;
-inline constexpr float kFarAbove = 20;  // in units of log2: scores above the maximum in use by this make it change
+inline constexpr float kMostSum = 0x1p40f;  // of exponentials about the maximum in use; beyond it a new maximum is taken
 
 // Blocks of keys and values are read in place, unless they must be widened to float, or lie a multiple of 4 KB apart, as
 // in GPT-2, and crowd into a few sets of the cache. With the narrow panels of AVX2 that costs a sixth; a copy per block
@@ -134,41 +134,39 @@ struct AttentionPlan {
   }
 };
 
-// What a tile does with its sums before they are stored, one column of vectors after the other.
+// What a tile begins with, and what it does with its sums before they are stored, one column of vectors after the other.
 struct AsTheyAre {
-  OPSMITH_INLINE void begin(int) {}
+  OPSMITH_INLINE F first(int) { return F{}; }
   OPSMITH_INLINE F operator()(F x) { return x; }
   OPSMITH_INLINE void end(int) {}
 };
-// Scores become exponentials about a maximum that is known; the largest score and the sum are kept beside it. While one tile is
-// here the products of the next are under way: the two need different units of the processor.
+// Scores less a maximum that is known (that is where the tile begins) become exponentials, and are summed. While they are made
+// the products of the next tile are under way: the two need different units of the processor.
 struct Exponentials {
-  const float* base;
-  float *most, *sum;
-  F b, m, s;
-  OPSMITH_INLINE void begin(int v) {
-    b = load(base + v * W, Full{});
-    m = load(static_cast<const float*>(most) + v * W, Full{}), s = load(static_cast<const float*>(sum) + v * W, Full{});
-  }
+  const float* maximum;
+  float* sum;
+  F s{};
+  OPSMITH_INLINE F first(int v) { return -load(maximum + v * W, Full{}); }
   OPSMITH_INLINE F operator()(F x) {
-    m = max_or_second(x, m);
-    const F above = x - b;  // beyond 2^126 the block is made again; until then the number must only be one
-    const F e = exp2_small(W == 16 ? above : min_or_second(all<F>(126), above));
+    const F e = exp2_small<true>(x);
     s += e;
     return e;
   }
-  OPSMITH_INLINE void end(int v) { store(most + v * W, m, Full{}), store(sum + v * W, s, Full{}); }
+  OPSMITH_INLINE void end(int v) {
+    store(sum + v * W, load(static_cast<const float*>(sum) + v * W, Full{}) + s, Full{});
+    s = F{};
+  }
 };
 
 // c (R, V vectors) (+)= a (R, K) @ b (K, V vectors). a[r][k] lies at a[r * stride + k], or transposed at a[k * stride + r].
 template <int R, int V, bool Transposed, class Finish>
 [[gnu::noinline]] void tile_product(const float* a, i64 stride, i64 K, const float* b, float* c, bool accumulate, Finish finish) {
-  F acc[R][V] = {};
-  if (accumulate) {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
+  F acc[R][V];
 #pragma GCC unroll 3
-      for (int v = 0; v < V; ++v) acc[r][v] = load(c + (r * V + v) * W, Full{});
+  for (int v = 0; v < V; ++v) {
+    const F start = finish.first(v);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) acc[r][v] = accumulate ? load(static_cast<const float*>(c) + (r * V + v) * W, Full{}) : start;
   }
   const float* row[R];
 #pragma GCC unroll 8
@@ -189,7 +187,6 @@ template <int R, int V, bool Transposed, class Finish>
   }
 #pragma GCC unroll 3
   for (int v = 0; v < V; ++v) {
-    finish.begin(v);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) store(c + (r * V + v) * W, finish(acc[r][v]), Full{});
     finish.end(v);
@@ -369,18 +366,18 @@ template <int V, class Mask>
 inline void panel_step(Panel& panel, const float* k, i64 k_stride, const float* v_block, i64 v_stride, i64 n,
                        i64 k0, i64 D, i64 Dv, const Mask& mask, const i64* mask_at, const int32_t* limit, bool cut,
                        float* p) {
-  // The first keys give a maximum, and for the rest nearly any will do: 2^20 above it nothing is lost. So the exponentials can
-  // be taken in the tile, before the block's own maximum is known, and it is made again in the rare case.
+  // The first keys give a maximum, and for the rest nearly any will do: far above it nothing is lost. So the exponentials can be
+  // taken in the tile, before the block's own maximum is known. In the rare case that a sum becomes too large, or a score was not
+  // finite, the block is made again.
   if constexpr (__is_same(Mask, NoMask))
     if (!cut && panel.settled) {
-      float most[V * W], sum[V * W];
-      memcpy(most, panel.maximum, sizeof most), memcpy(sum, panel.sum, sizeof sum);
-      panel_product<V, false>(k, k_stride, n, D, panel.q, p, false, Exponentials{panel.maximum, most, sum, {}, {}, {}});
-      bool grown = false;
+      float sum[V * W];
+      memcpy(sum, panel.sum, sizeof sum);
+      panel_product<V, false>(k, k_stride, n, D, panel.q, p, false, Exponentials{panel.maximum, sum});
+      bool fits = true;
 #pragma GCC unroll 3
-      for (int v = 0; v < V; ++v)
-        grown |= any(load(static_cast<const float*>(most) + v * W, Full{}) > load(static_cast<const float*>(panel.maximum) + v * W, Full{}) + kFarAbove);
-      if (!grown) {
+      for (int v = 0; v < V; ++v) fits &= !any(!(load(static_cast<const float*>(sum) + v * W, Full{}) < kMostSum));
+      if (fits) {
         memcpy(panel.sum, sum, sizeof sum);
         panel_product<V, true>(v_block, v_stride, Dv, n, p, panel.o, true);
         return;

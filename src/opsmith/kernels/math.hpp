@@ -261,17 +261,19 @@ OPSMITH_INLINE V exp_negative(V x) {
 }
 
 // Five multiply-adds and no logarithm's constants: the cheapest form, for the scores of attention.
-template <FloatLanes V>
+// With Finite, any finite x is allowed: beyond 126 the result is some number above 2^100, or infinity.
+template <bool Finite = false, FloatLanes V>
 OPSMITH_INLINE V exp2_small(V x) {
   constexpr float c1 = 0.693147004f, c2 = 0.240222469f, c3 = 0.0555071086f, c4 = 0.0096712932f, c5 = 0.00132695551f;
 #if defined(__AVX512F__)
   if constexpr (VecTraits<V>::lanes == 16) {
-    const F y = max_or_second(all<F>(-200), x);  // far enough for scalef to give 0, near enough for n to be exact
+    const F y = Finite ? x : max_or_second(all<F>(-200), x);  // -inf - -inf would be NaN
     const F n = (F)_mm512_maskz_roundscale_ps(0xffff, (__m512)y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const F p = polynomial(y - n, 1.0f, c1, c2, c3, c4, c5);
     return (F)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n);
   }
 #endif
+  if constexpr (Finite) x = min_or_second(all<V>(126), x);
   const V y = max_or_second(all<V>(-126), x);
   const V k = y + kRounder;
   const V p = polynomial(y - (k - kRounder), 1.0f, c1, c2, c3, c4, c5);
