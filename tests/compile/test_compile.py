@@ -245,6 +245,8 @@ def test_weights_behind_a_cast_count_once_in_the_budget_of_winograd(tmp_path, mo
     result = opsmith.compile(model, tmp_path / "m" / "compiled", regions="whole", emit_only=True)
     assert result.sources
     calls = [
-        c for source in result.sources for c in re.findall(r"^ *(conv2d(?:_winograd.)?)_\w+\(pool, ConvShape", source.text, re.M)
+        c
+        for source in result.sources
+        for c in re.findall(r"^ *(conv2d(?:_winograd.)?)_\w+\(pool, ConvShape", source.text, re.M)
     ]
     assert sorted(calls) == ["conv2d", "conv2d_winograd2"]

@@ -22,14 +22,14 @@ from opsmith.compress.prune_neurons import find_neurons
 from opsmith.compress.structure import remove_units
 from opsmith.errors import OpsmithError
 from opsmith.pipelines.text import TextGenerator
-from opsmith.rewrite import COMPILER_RULES, rewrite_model
+from opsmith.rewrite import PRUNER_RULES, rewrite_model
 
 FAMILIES = [(n, e) for n in ("gpt2", "llama", "bert") for e in ("dynamo", "torchscript")]
 
 
 def rewritten(name, exporter):
     model = store.open_model(models.tiny_variant(name, exporter))
-    rewrite_model(model, level=2, only=[*(r for r in COMPILER_RULES if r != "parallel_matmul"), "kv_append"])
+    rewrite_model(model, level=2, only=PRUNER_RULES)
     return model
 
 

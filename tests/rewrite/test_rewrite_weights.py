@@ -174,6 +174,25 @@ def test_transposes_around_elementwise_ops_cancel_or_merge() -> None:
     assert rewrite(model("float[2,n,8] x => float[2,n,8] y", softmax))[0] == {"Transpose": 2, "Softmax": 1}
 
 
+def test_a_product_of_rows_with_a_residual_behind_its_reshape_becomes_one_epilogue() -> None:
+    constants = {
+        "flat": np.array([-1, 8]),
+        "back": np.array([2, 3, 5]),
+        "w": np.ones((8, 5), np.float32),
+        "b": np.ones(5, np.float32),
+    }
+    body = "f = Reshape(x, flat) g = Gemm(f, w, b) r = Reshape(g, back) y = Add(r, z)"
+    kind = "float[2,3,8] x, float[2,3,5] z => float[2,3,5] y"
+    assert rewrite(model(kind, body, constants=constants))[0] == {"LinearResidual": 1}
+    dynamic = "f = Reshape(x, flat) g = Gemm(f, w, b) s = Shape(z) r = Reshape(g, s) y = Add(r, z)"
+    found = rewrite(model("float[n,3,8] x, float[n,3,5] z => float[n,3,5] y", dynamic, constants=constants))[0]
+    assert found["LinearResidual"] == 1 and "Gemm" not in found
+    turned = body.replace("Gemm", "Gemm <transB = 1>")
+    constants["w"] = np.ones((5, 8), np.float32)
+    _, results, _ = rewrite(model(kind, turned, constants=constants))
+    assert "transposed" in why_not(results, "flat_linear")
+
+
 def test_reshapes_around_elementwise_ops_merge() -> None:
     shapes = {"flat": np.array([-1, 8]), "back": np.array([2, 3, 8]), "four": np.array([2, 3, 2, 4])}
     body = "r = Reshape(x, flat) a = Relu(r) y = Reshape(a, back)"

@@ -170,11 +170,10 @@ def _magnitude_share(model: ir.Model, shrink: float) -> float:
 
 def _structure(source: Path, method: str) -> tuple[ir.Model, list[Group], list[str]]:
     """The model with attention found, and the groups to prune in it."""
-    from opsmith.rewrite import COMPILER_RULES, rewrite_model
+    from opsmith.rewrite import PRUNER_RULES, rewrite_model
 
     model = store.open_model(source)
-    # Joined projections would only have to be taken apart again.
-    rewrite_model(model, level=2, only=[*(r for r in COMPILER_RULES if r != "parallel_matmul"), "kv_append"])
+    rewrite_model(model, level=2, only=PRUNER_RULES)
     layers: dict[ir.Node, Layer] = {layer.node: layer for layer in find_layers(model)}
     groups: list[Group] = []
     refused: list[str] = []

@@ -25,6 +25,7 @@ from opsmith.rewrite.user_rules import UserRules
 
 __all__ = [
     "COMPILER_RULES",
+    "PRUNER_RULES",
     "Miss",
     "NearMiss",
     "Rule",
@@ -56,9 +57,12 @@ COMPILER_RULES: tuple[str, ...] = (
     "attention",
     "batch_norm",
     "parallel_matmul",
+    "flat_linear",
     "transpose_sink",
     "reshape_sink",
 )
+# What the pruner wants: products as the exporter left them, so that each has its own weights and shapes.
+PRUNER_RULES = (*(r for r in COMPILER_RULES if r not in ("parallel_matmul", "flat_linear")), "kv_append")
 
 
 def rewrite_model(
