@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 from small_models import mlp, save
@@ -142,6 +143,19 @@ def test_stored_test_data_is_what_is_run(model, monkeypatch):
     assert origin == "random, seed 5" and feed["x"].shape == (7, 64)
     again, _ = module.choose_inputs(store.find_model(model / "a"), {"batch": 7}, 5)
     np.testing.assert_array_equal(feed["x"], again["x"])
+
+
+def test_indices_into_what_a_compiled_graph_hides_stay_in_the_range_of_its_test_data(tmp_path):
+    """The graph shows an op of another domain; 10 rows would be the guess, the table has 3."""
+    node = onnx.helper.make_node("Hidden", ["ids"], ["y"], domain="elsewhere")
+    ids = onnx.helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["n"])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n"])
+    graph = onnx.helper.make_graph([node], "g", [ids], [y])
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("elsewhere", 1)]
+    folder = save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "net" / "a")
+    store.write_test_data(folder, {"ids": np.array([0, 2, 1])}, {})
+    feed, origin = module.choose_inputs(store.find_model(folder), {"n": 200}, 0)
+    assert origin == "random, seed 0" and set(feed["ids"]) == {0, 1, 2}
 
 
 @pytest.mark.parametrize(

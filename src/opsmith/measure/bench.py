@@ -189,15 +189,14 @@ def choose_inputs(
 ) -> tuple[dict[str, np.ndarray[Any, Any]], str]:
     """The stored test data where there is some and no shape is asked for, else seeded random numbers."""
     model = store.open_model(path)
-    if not shapes:
-        names = [v.name or "" for v in model.graph.inputs if v.name not in model.graph.initializers]
-        outputs = [v.name or "" for v in model.graph.outputs]
-        stored = store.read_test_data(path, (names, outputs))
-        if stored and stored[0].inputs:
-            check_fresh(path, model, stored[0].inputs)
-            return stored[0].inputs, stored[0].folder.name
+    names = [v.name or "" for v in model.graph.inputs if v.name not in model.graph.initializers]
+    stored = store.read_test_data(path, (names, [v.name or "" for v in model.graph.outputs]))
+    if not shapes and stored and stored[0].inputs:
+        check_fresh(path, model, stored[0].inputs)
+        return stored[0].inputs, stored[0].folder.name
     dims = random_inputs.default_dims(random_inputs.specs(model), shapes)
-    return random_inputs.random_inputs(model, dims, seed), f"random, seed {seed}"
+    examples = stored[0].inputs if stored else None
+    return random_inputs.random_inputs(model, dims, seed, examples), f"random, seed {seed}"
 
 
 def check_fresh(path: Path, model: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:

@@ -264,16 +264,32 @@ def parse_fixed(texts: Sequence[str]) -> dict[str, int | tuple[int, ...]]:
 # --- choosing values --------------------------------------------------------------------------------------
 
 
-def random_inputs(model: ir.Model, dims: Mapping[str, int], seed: int | Sequence[int] = 0) -> dict[str, Array]:
-    """Inputs of the shapes that DIMS give; the same seed gives the same numbers on every machine."""
+def random_inputs(
+    model: ir.Model,
+    dims: Mapping[str, int],
+    seed: int | Sequence[int] = 0,
+    examples: Mapping[str, Array] | None = None,
+) -> dict[str, Array]:
+    """Inputs of the shapes that DIMS give; the same seed gives the same numbers on every machine.
+
+    A compiled graph does not show which inputs are indices, and into what: EXAMPLES that are known to be right bound them.
+    """
     rng = np.random.default_rng(seed)
     found = specs(model)
     roles = _roles(found)
     past = max((dims[s] for s, role in roles.items() if role == "past"), default=0)
-    return {spec.name: _values(model, spec, shape_of(spec, dims), past, rng) for spec in found}
+    known = examples or {}
+    return {s.name: _values(model, s, shape_of(s, dims), past, rng, known.get(s.name)) for s in found}
 
 
-def _values(model: ir.Model, spec: Input, shape: tuple[int, ...], past: int, rng: np.random.Generator) -> Array:
+def _values(
+    model: ir.Model,
+    spec: Input,
+    shape: tuple[int, ...],
+    past: int,
+    rng: np.random.Generator,
+    example: Array | None,
+) -> Array:
     name, dtype = spec.name.lower(), spec.dtype
     kind = dtype.numpy()
     if "use_cache" in name:
@@ -294,6 +310,8 @@ def _values(model: ir.Model, spec: Input, shape: tuple[int, ...], past: int, rng
     if "position" in name and len(shape) >= 1:
         positions = np.broadcast_to(past + np.arange(shape[-1]), shape)
         return np.minimum(positions, limit - 1 if limit else positions).astype(kind)
+    if limit is None and example is not None and example.size and example.min() >= 0:
+        limit = int(example.max()) + 1
     if limit is None:
         limit = 1000 if "timestep" in name else 10
         if dtype.bitwidth == 8:
