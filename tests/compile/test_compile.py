@@ -231,6 +231,30 @@ def test_weights_stored_in_half_precision_are_read_as_such(tmp_path):
         )
 
 
+def test_a_size_that_a_convolution_and_shape_arithmetic_write_differently_is_one(tmp_path):
+    """Halved by the convolution with floor, by Div with truncation: no broadcast is left, and an empty image is refused."""
+    rng = np.random.default_rng(0)
+    model = graph(
+        """g (float[1, 16, h, w] x) => (float[1, 16, a, b] y) <int64[1] one = {1}, int64[1] two = {2}, int64[2] head = {1, 16}> {
+          c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, kernel)  s = Shape<start = 2>(x)  m = Sub(s, one)  d = Div(m, two)
+          p = Add(d, one)  t = Concat<axis = 0>(head, p)  e = Expand(bias, t)  y = Add(c, e) }"""
+    )
+    kernel = rng.normal(0, 0.1, size=(16, 16, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(kernel, "kernel"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((16, 1, 1), np.float32), "bias"))
+    result = opsmith.compile(model, tmp_path / "m" / "compiled", regions="whole")
+    source = "".join(f.read_text() for f in (result.variant.folder / "src").glob("region*.cpp"))
+    assert "broadcast(" not in source and "trunc_div(" not in source
+    onnx.save(model, tmp_path / "plain.onnx")
+    for size in (1, 2, 9):
+        x = rng.normal(size=(1, 16, size, size + 1)).astype(np.float32)
+        np.testing.assert_allclose(
+            run(result.variant, {"x": x})[0], run(tmp_path / "plain.onnx", {"x": x})[0], rtol=1e-4, atol=1e-4
+        )
+    with pytest.raises(Exception, match="smaller than the kernel"):
+        run(result.variant, {"x": np.zeros((1, 16, 0, 4), np.float32)})
+
+
 def test_weights_behind_a_cast_count_once_in_the_budget_of_winograd(tmp_path, monkeypatch):
     """Two layers of 36 bytes a pair of channels may read 54 more; F(2x2,3x3) reads 64 for 18, so one of them gets it."""
     monkeypatch.setattr(conv, "FREE_BYTES", 0)
