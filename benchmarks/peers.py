@@ -151,7 +151,7 @@ class Workshop:
         return dest
 
     def ours(self, case: Case, variant: str) -> Path:
-        """The compiled variant, made anew if kernels or search level changed."""
+        """The compiled variant, made anew if kernels changed; each search level has its own."""
         home = self._home(case)
         name = f"opsmith-{variant}" + (f"-search{self.search}" if self.search else "")
         dest, mark = home / name, home / f"{name}.made"

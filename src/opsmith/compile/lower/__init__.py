@@ -34,42 +34,33 @@ def lower_region(
     seen = dict(given)
     spans = {span for node in infer_nodes(nodes, seen, opset).values() for span in node.spans}
     with assuming(spans & truncated(size for fact in seen.values() for size in sizes_of(fact))):
-        return _lower(name, nodes, inputs, outputs, dict(given), opset, target)
+        program = Program(name)
+        facts = dict(given)
+        known = infer_nodes(nodes, facts, opset)
+        for i, value in enumerate(inputs):
+            buffer = Buffer(input_name(i, value), facts[value].dtype, facts[value].size, "input")
+            program.inputs.append(Port(value, buffer, facts[value]))
+        for i, value in enumerate(outputs):
+            buffer = Buffer(
+                f"out{i}_{identifier(value.name or '')}"[:48], facts[value].dtype, facts[value].size, "output"
+            )
+            program.outputs.append(Port(value, buffer, facts[value]))
+        out = Lowering(program, facts, outputs, target)
+        for port in program.inputs:
+            out.bind_input(port)
+        out.inside = set(nodes)
+        out.algorithms = conv.plan_algorithms(known.values(), target)
+        groups = fuse.make_groups(nodes, facts, outputs)
+        for node in nodes:
+            if all(facts[o].elements is not None or facts[o].constant is not None for o in node.outputs):
+                continue  # shape arithmetic lives in the sizes of others, constants in the weight file
+            lower_node(known[node], groups.get(node), out, known)
+        out.finish(outputs)
+        return program
 
 
 def sizes_of(fact: Abstract) -> list[Dim]:
     return [*fact.dims, *(e for e in fact.elements or () if isinstance(e, Dim))]
-
-
-def _lower(
-    name: str,
-    nodes: Sequence[ir.Node],
-    inputs: Sequence[ir.Value],
-    outputs: Sequence[ir.Value],
-    facts: dict[ir.Value, Abstract],
-    opset: int,
-    target: Target,
-) -> Program:
-    program = Program(name)
-    known = infer_nodes(nodes, facts, opset)
-    for i, value in enumerate(inputs):
-        buffer = Buffer(input_name(i, value), facts[value].dtype, facts[value].size, "input")
-        program.inputs.append(Port(value, buffer, facts[value]))
-    for i, value in enumerate(outputs):
-        buffer = Buffer(f"out{i}_{identifier(value.name or '')}"[:48], facts[value].dtype, facts[value].size, "output")
-        program.outputs.append(Port(value, buffer, facts[value]))
-    out = Lowering(program, facts, outputs, target)
-    for port in program.inputs:
-        out.bind_input(port)
-    out.inside = set(nodes)
-    out.algorithms = conv.plan_algorithms(known.values(), target)
-    groups = fuse.make_groups(nodes, facts, outputs)
-    for node in nodes:
-        if all(facts[o].elements is not None or facts[o].constant is not None for o in node.outputs):
-            continue  # shape arithmetic lives in the sizes of others, constants in the weight file
-        lower_node(known[node], groups.get(node), out, known)
-    out.finish(outputs)
-    return program
 
 
 def lower_node(node: Node, group: Group | None, out: Lowering, known: dict[ir.Node, Node]) -> None:

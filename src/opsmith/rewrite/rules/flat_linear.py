@@ -10,6 +10,8 @@ import onnx_ir as ir
 
 from opsmith.rewrite.rule import Site, attribute, input_of, ints_of, is_op, rank_of, rule, size_of
 
+_PLAIN = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0}
+
 
 @rule(
     "flat_linear",
@@ -47,6 +49,3 @@ def flat_linear(site: Site) -> None:
     if rows.shape is not None:
         folded.shape = ir.Shape([*rows.shape[:-1], width])
     site.replace(rows, result)
-
-
-_PLAIN = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0}
