@@ -34,8 +34,10 @@ class Model:
     def prepare(self, past: int) -> None:
         binding, held = self.session.io_binding(), []
         feed = {
-            "input_ids": np.array([[5]]), "attention_mask": np.ones((1, past + 1), np.int64), "position_ids": np.array([[past]])
-        }  # fmt: skip
+            "input_ids": np.array([[5]]),
+            "attention_mask": np.ones((1, past + 1), np.int64),
+            "position_ids": np.array([[past]]),
+        }
         binding.bind_output("logits", "cpu")
         rng = np.random.default_rng(0)
         for spec in self.session.get_inputs():

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import opsmith
 from opsmith import store
-from opsmith.measure.verify import verify
-from opsmith.rewrite import rewrite_model
+from opsmith.check.verify import verify
+from opsmith.rewriter import rewrite_model
 
 # model folder -> rule -> how often it must fire; "layer_norms" counts LayerNormalization with and without skip
 EXPECTED: dict[str, dict[str, int]] = {

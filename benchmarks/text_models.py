@@ -57,8 +57,13 @@ def main() -> None:
                 opsmith.compile(variant, target)
             found.append(target)
     rows = score_text(
-        found, args.text, tokens=args.tokens, decode=args.decode, threads=args.threads, without_cache=[args.source, pruned],
-    )  # fmt: skip
+        found,
+        args.text,
+        tokens=args.tokens,
+        decode=args.decode,
+        threads=args.threads,
+        without_cache=[args.source, pruned],
+    )
     args.out.with_suffix(".md").write_text(markdown(rows), encoding="utf-8")
     args.out.with_suffix(".csv").write_text(csv_text(rows), encoding="utf-8")
     plot(rows, args.out.with_suffix(".png"))

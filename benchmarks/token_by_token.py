@@ -51,8 +51,10 @@ def difference(path: Path, reference: Path, batch: int, steps: int, threads: int
     for i, length in enumerate(lengths):
         own = ids[i : i + 1, longest - length :]
         feed = {
-            "input_ids": own, "attention_mask": np.ones(own.shape, np.int64), "position_ids": np.arange(own.shape[1])[None]
-        }  # fmt: skip
+            "input_ids": own,
+            "attention_mask": np.ones(own.shape, np.int64),
+            "position_ids": np.arange(own.shape[1])[None],
+        }
         feed = {n: a for n, a in feed.items() if n in whole.inputs}
         for name in whole.past:
             shape = whole.inputs[name].shape

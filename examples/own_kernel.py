@@ -1,7 +1,7 @@
 """A kernel of one's own: teach the compiler an operator that it leaves to ONNX Runtime.
 
-Two functions per operator: `infer` gives type and dims of the outputs, `lower` writes the kernel call. This one does ONNX's
-Hardmax-like "signed square", `com.example::SignedSquare(x) = x * |x|`, as one line of C++ on vector registers.
+An elementwise operator is a row of the table in opsmith/ops.py: inference, fusion and printing follow from it. This one is
+`com.example::SignedSquare(x) = 0.5 x |x|`, on vector registers, together with whatever stands around it.
 
     python examples/own_kernel.py [FOLDER]
 """
@@ -15,12 +15,11 @@ import onnx
 import onnx.parser
 
 import opsmith
-from opsmith.compile.lower.elementwise import SPECS, Spec, infer
-from opsmith.compile.lower.registry import infers, key
+from opsmith import ops
+from opsmith.expressions import f
 
-# The operator as C++ on its operand; abs is in kernels/math.hpp for vectors and scalars alike.
-SPECS[key("com.example::SignedSquare")] = Spec(lambda node, x: f"{x[0]} * abs({x[0]})", kinds="f")
-infers("com.example::SignedSquare")(infer)
+# What the operator computes from its operand; abs is in kernels/math.hpp for vectors and scalars alike.
+ops.row("com.example::SignedSquare", lambda x: 0.5 * x * f.abs(x), arity=1, kinds="f")
 
 TEXT = """<ir_version: 10, opset_import: ["" : 20, "com.example" : 1]>
 g (float[n, 8] x) => (float[n, 8] y) { s = com.example.SignedSquare(x)  y = Add(s, x) }"""
@@ -33,7 +32,7 @@ def main(folder: Path) -> None:
     result = opsmith.compile(folder / "model.onnx", folder / "signed" / "compiled", regions="whole", verify=False)
     x = np.linspace(-2, 2, 24, dtype=np.float32).reshape(3, 8)
     got = opsmith.load(result.variant).run(None, {"x": x})[0]
-    print(f"largest difference from numpy: {np.abs(got - (x * np.abs(x) + x)).max():.1e}")
+    print(f"largest difference from numpy: {np.abs(got - (0.5 * x * np.abs(x) + x)).max():.1e}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Many models, one compiler run: for tests that compile hundreds of small graphs.
 
-The steps are those of `opsmith.compile.compile(regions="all")`, up to the C++ sources; those of all models together
+The steps are those of `opsmith.compiler.compile(regions="all")`, up to the C++ sources; those of all models together
 become one file and one library, in which every region has a name of its own.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib
 import re
 import subprocess
 import traceback
@@ -19,14 +18,17 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from opsmith.compile.build import KERNELS, find_compiler
-from opsmith.compile.convert import replace_regions, save_converted, write_weights
-from opsmith.compile.emit import emit_instances, emit_region, emit_registration
-from opsmith.compile.lower import Target
-from opsmith.compile.plan import plan_memory
+from opsmith.compiler import geometry
+from opsmith.compiler.build import KERNELS, find_compiler
+from opsmith.compiler.convert import Blob, replace_regions, save_converted, seal_weights, write_weights
+from opsmith.compiler.cut import cut
+from opsmith.compiler.emit import emit_instances, emit_region, emit_registration, instances
+from opsmith.compiler.geometry import InstructionSet
+from opsmith.compiler.lower import Target
+from opsmith.compiler.plan import plan_memory
+from opsmith.compiler.precision import FP32, Precision
+from opsmith.compiler.source import load, prepare
 from opsmith.errors import OpsmithError
-
-compiler = importlib.import_module("opsmith.compile")  # the module; `opsmith.compile` by attribute is the verb
 
 
 @dataclasses.dataclass
@@ -48,13 +50,18 @@ class Built:
 @dataclasses.dataclass
 class _Lowered:
     built: Built
-    cut: Any  # opsmith.compile.Cut
+    cut: Any  # opsmith.compiler.cut.Cut
 
 
 def compile_batch(
-    models: Sequence[tuple[str, bytes]], folder: Path, optimize: str = "-O1"
+    models: Sequence[tuple[str, bytes]],
+    folder: Path,
+    optimize: Sequence[str] = ("-O1",),
+    isa: InstructionSet | None = None,
+    precision: Precision = FP32,
 ) -> tuple[Path | None, list[Built]]:
     """Compile the models into `folder`; gives the library (None if nothing was compiled) and what became of each."""
+    isa = isa or geometry.native()
     folder.mkdir(parents=True, exist_ok=True)
     results: list[Built] = []
     lowered: list[_Lowered] = []
@@ -62,33 +69,30 @@ def compile_batch(
         built = Built(name)
         results.append(built)
         try:
-            cut = _lower(model, prefix=f"m{i}_")
+            pieces = _lower(model, f"m{i}_", Target(isa, precision=precision))
         except OpsmithError as error:
             built.error = f"{type(error).__name__}: {error}"
             continue
         except Exception:
             built.error = traceback.format_exc(limit=-4)
             continue
-        inside = {n for r in cut.regions for n in r.nodes}
-        built.left = [
-            (n.op_type, cut.analysis.reasons.get(n, "not chosen")) for n in cut.model.graph if n not in inside
-        ]
-        built.regions = len(cut.regions)
-        lowered.append(_Lowered(built, cut))
-    library = _build(lowered, folder, optimize)
+        reasons = {n.name: why for n, why in pieces.reasons.items()}
+        built.left = [(n.op_type, reasons.get(n.name, "not chosen")) for n in pieces.left]
+        built.regions = len(pieces.regions)
+        lowered.append(_Lowered(built, pieces))
+    library = _build(lowered, folder, optimize, isa)
     return library, results
 
 
-def _lower(model: bytes, prefix: str) -> Any:
-    loaded = compiler.load(ir.from_proto(onnx.load_from_string(model)))
-    compiler.rewrite(loaded)
-    cut = compiler.partition(loaded, "all", Target(compiler.lanes()))
-    for region, program in zip(cut.regions, cut.programs):
+def _lower(model: bytes, prefix: str, target: Target) -> Any:
+    source = prepare(load(ir.from_proto(onnx.load_from_string(model))))
+    pieces = cut(source, "all", target)
+    for region, program in zip(pieces.regions, pieces.programs):
         region.name = program.name = prefix + region.name
-    return cut
+    return pieces
 
 
-def _build(lowered: list[_Lowered], folder: Path, optimize: str) -> Path | None:
+def _build(lowered: list[_Lowered], folder: Path, optimize: Sequence[str], isa: InstructionSet) -> Path | None:
     """Emit and build. Models whose C++ is refused are blamed, left out, and the rest is built again."""
     digest = hashlib.sha256(str(folder).encode() + "".join(x.built.name for x in lowered).encode()).hexdigest()[:12]
     domain = f"opsmith.batch{digest}"
@@ -97,7 +101,7 @@ def _build(lowered: list[_Lowered], folder: Path, optimize: str) -> Path | None:
     for _ in range(4):
         if not any(x.cut.programs for x, _ in work):
             return None
-        complaint = _compile(_unit(work, domain), folder / "batch.cpp", optimize, library)
+        complaint = _compile(_unit(work, domain), folder / "batch.cpp", optimize, library, isa)
         if complaint is None:
             return library
         guilty = [(x, found) for x, _ in work if (found := _blame(x, complaint)) is not None]
@@ -111,47 +115,45 @@ def _build(lowered: list[_Lowered], folder: Path, optimize: str) -> Path | None:
 
 def _blame(item: _Lowered, complaint: str) -> str | None:
     """The first error if one of the model's own source files is named in the compiler's output."""
-    files = {f"{p.name}.cpp" for p in item.cut.programs} | {f"{i}.cpp" for p in item.cut.programs for i in p.instances}
+    files = {f"{p.name}.cpp" for p in item.cut.programs} | {f"{i.name}.cpp" for i in instances(item.cut.programs)}
     named = set(re.findall(r"\w+\.cpp(?=:)", complaint))
     if not files & named:
         return None
     return next((line for line in complaint.splitlines() if "error" in line), "")
 
 
-_Work = tuple[_Lowered, list[tuple[int, int]]]  # with the checksum and size of each region's weights
+_Work = tuple[_Lowered, list[Blob]]
 
 
-def _convert(item: _Lowered, folder: Path, domain: str) -> list[tuple[int, int]]:
+def _convert(item: _Lowered, folder: Path, domain: str) -> list[Blob]:
     """Write weights and the converted model. Lowering is done: the cut's programs are complete."""
     path = folder / f"{item.built.name}.onnx"
     data = folder / f"{item.built.name}.onnx.data"
     blobs = write_weights(item.cut.programs, data)
-    replace_regions(item.cut.model, item.cut.regions, blobs, domain, data)
-    save_converted(item.cut.model, path, data)
+    seal_weights(data, blobs, domain)
+    save_converted(replace_regions(item.cut.source, item.cut.regions, blobs, domain, data), path, data)
     item.built.path = str(path)
-    return [(b.checksum, b.bytes) for b in blobs]
+    return blobs
 
 
 def _unit(work: Sequence[_Work], domain: str) -> str:
     """One C++ file for all regions; an instance that several models use appears once."""
     programs = [p for x, _ in work for p in x.cut.programs]
-    instances = {i.name: i for p in programs for i in p.instances.values()}
-    headers = {h for p in programs for h in p.instance_headers}
-    sources = emit_instances(list(instances.values()), headers)
+    sources = emit_instances(instances(programs))
     sources += [emit_region(p, plan_memory(p)) for p in programs]
-    checks = [b for _, blobs in work for b in blobs]
-    sources.append(emit_registration(domain, programs, [c for c, _ in checks], [s for _, s in checks]))
+    regions = [r for x, _ in work for r in x.cut.regions]
+    sources.append(emit_registration(domain, regions, programs, [b for _, blobs in work for b in blobs]))
     return "\n".join(
         f'#line 1 "{s.name}"\n' + re.sub(r'#include "instances.hpp"|#pragma once', "", s.text) for s in sources
     )
 
 
-def _compile(text: str, source: Path, optimize: str, library: Path) -> str | None:
+def _compile(text: str, source: Path, optimize: Sequence[str], library: Path, isa: InstructionSet) -> str | None:
     """The compiler's complaint, or None."""
     source.write_text(text, encoding="utf-8")
     tool = find_compiler()
-    flags = [f for f in tool.flags() if not f.startswith("-O")]
-    command = [*tool.command, *flags, optimize, f"-I{KERNELS}", str(source)]
+    flags = [f for f in tool.flags(isa) if not f.startswith("-O")]
+    command = [*tool.command, *flags, *optimize, f"-I{KERNELS}", str(source)]
     command += ["-shared", "-Wl,-z,nodelete", "-o", str(library), "-lm"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return None if result.returncode == 0 else result.stderr

@@ -41,7 +41,7 @@ def cache_folder() -> Path:
 @functools.cache
 def _key() -> str:
     digest = hashlib.sha256()
-    for file in [Path(__file__), *sorted((_SOURCE / "export").rglob("*.py")), _SOURCE / "store.py"]:
+    for file in [Path(__file__), *sorted((_SOURCE / "exporter").rglob("*.py")), _SOURCE / "store.py"]:
         digest.update(file.read_bytes())
     for package in ("torch", "transformers", "diffusers", "onnx", "onnx-ir", "onnxscript"):
         digest.update(importlib.metadata.version(package).encode())

@@ -61,9 +61,18 @@ def weights() -> tuple[dict[str, int], dict[str, Array]]:
     d, h, n, v = size["dim"], size["hidden"], size["layers"], size["vocabulary"]
     kv = d // size["heads"] * size["kv_heads"]
     shapes = {
-        "embedding": (v, d), "norm_attention": (n, d), "wq": (n, d, d), "wk": (n, kv, d), "wv": (n, kv, d),
-        "wo": (n, d, d), "norm_mlp": (n, d), "w1": (n, h, d), "w2": (n, d, h), "w3": (n, h, d), "norm": (d,),
-    }  # fmt: skip
+        "embedding": (v, d),
+        "norm_attention": (n, d),
+        "wq": (n, d, d),
+        "wk": (n, kv, d),
+        "wv": (n, kv, d),
+        "wo": (n, d, d),
+        "norm_mlp": (n, d),
+        "w1": (n, h, d),
+        "w2": (n, d, h),
+        "w3": (n, h, d),
+        "norm": (d,),
+    }
     found, start = {}, 0
     for name, shape in shapes.items():
         count = int(np.prod(shape))
@@ -101,12 +110,23 @@ def _write_source(folder: Path) -> None:
     kept = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": size["dim"],
-        "intermediate_size": size["hidden"], "num_hidden_layers": size["layers"], "num_attention_heads": size["heads"],
-        "num_key_value_heads": size["kv_heads"], "vocab_size": size["vocabulary"],
-        "max_position_embeddings": size["context"], "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
-        "tie_word_embeddings": True, "bos_token_id": BEGIN, "eos_token_id": END, "torch_dtype": "float32",
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": size["dim"],
+        "intermediate_size": size["hidden"],
+        "num_hidden_layers": size["layers"],
+        "num_attention_heads": size["heads"],
+        "num_key_value_heads": size["kv_heads"],
+        "vocab_size": size["vocabulary"],
+        "max_position_embeddings": size["context"],
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "bos_token_id": BEGIN,
+        "eos_token_id": END,
+        "torch_dtype": "float32",
+    }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     _write_tokenizer(folder)
 

@@ -122,7 +122,7 @@ def test_view_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "netron", None)
     with pytest.raises(SystemExit) as stop:
         main(["view", str(tmp_path / "m.onnx")])
-    assert stop.value.code == 2 and "opsmith[view]" in capsys.readouterr().err  # type: ignore[attr-defined]
+    assert stop.value.code == 2 and ".[view]" in capsys.readouterr().err  # type: ignore[attr-defined]
 
 
 def test_view_serves_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,3 +141,17 @@ def test_view_serves_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         main(["view", str(tmp_path), "--no-browser", "--port", "5000"])
     assert not stop.value.code
     assert calls == [(str(tmp_path / "m.onnx"), ("localhost", 5000), False), "wait"]
+
+
+def test_a_compiled_model_in_the_working_folder_loads_by_its_bare_name(tmp_path, monkeypatch):
+    sys.path.insert(0, str(Path(__file__).parent / "compiler"))
+    from small import MLP
+
+    onnx.save(MLP, tmp_path / "mlp.onnx")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "mine.cpp").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    opsmith.compile("mlp.onnx", "mlp_compiled.onnx", regions="whole")
+    assert opsmith.load("mlp_compiled.onnx").get_outputs()[0].name == "y"
+    assert (tmp_path / "src" / "mine.cpp").read_text() == "mine"
+    assert (tmp_path / "mlp_compiled.src" / "region0.cpp").exists()

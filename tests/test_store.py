@@ -628,8 +628,8 @@ def huge_model(folder: Path, scale: float) -> Path:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs files with holes")
 def test_models_beyond_two_gigabytes_are_mapped_not_read(tmp_path: Path) -> None:
+    from opsmith.check.verify import verify
     from opsmith.measure.inspect import ModelInfo, inspect
-    from opsmith.measure.verify import verify
 
     a, b = huge_model(tmp_path / "a", 1.0), huge_model(tmp_path / "b", 1.0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -643,3 +643,15 @@ def test_models_beyond_two_gigabytes_are_mapped_not_read(tmp_path: Path) -> None
     assert parted is not None and parted.value == "y"
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 1_000_000, f"{grown} kB more memory: the table was read"
+
+
+def test_nodes_out_of_order_are_sorted_as_onnx_runtime_does(tmp_path):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { a = Exp(x)  y = Neg(a) }'
+    )
+    nodes = [model.graph.node[1], model.graph.node[0]]
+    shuffled = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(shuffled)
+    onnx.save(model, tmp_path / "m.onnx")
+    assert [n.op_type for n in store.open_model(tmp_path / "m.onnx").graph] == ["Exp", "Neg"]

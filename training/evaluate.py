@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 import opsmith.starter
 from opsmith import store
+from opsmith.pipelines.diffusion import DiffusionApp
 from opsmith.starter.vocabulary import BACKGROUNDS, PLAIN
 from training import tokens, world
 from training.latents import CHUNK
@@ -31,7 +32,7 @@ from training.train_pictures import scheduler
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
-STEPS, GUIDANCE = 25, opsmith.starter.GUIDANCE
+STEPS, GUIDANCE = 25, DiffusionApp(opsmith.starter.folder("pictures")).guidance
 BEGIN, END = "<!-- written by training/evaluate.py -->", "<!-- end -->"
 
 
@@ -334,20 +335,40 @@ def table(figures: dict) -> str:
     split = f"({masks['iou, one thing']:.3f} with one thing in the picture, {masks['iou, several']:.3f} with several)"
     rows: list[tuple[str, str, str, bool]] = [
         ("VAE: mean PSNR", "26 dB", f"{figures['vae']['psnr mean']:.1f} dB", figures["vae"]["psnr mean"] >= 26),
-        (f"writer, {default}: keyword in the prompt", "98 %", percent(writer["keyword in prompt"]),
-         writer["keyword in prompt"] >= 0.98),
-        ("writer: parses as a caption", "90 %", percent(writer["parses as a caption"]),
-         writer["parses as a caption"] >= 0.9),
-        ("writer: distinct of 100", "60", str(writer["distinct of 100 for one keyword"]),
-         writer["distinct of 100 for one keyword"] >= 60),
+        (
+            f"writer, {default}: keyword in the prompt",
+            "98 %",
+            percent(writer["keyword in prompt"]),
+            writer["keyword in prompt"] >= 0.98,
+        ),
+        (
+            "writer: parses as a caption",
+            "90 %",
+            percent(writer["parses as a caption"]),
+            writer["parses as a caption"] >= 0.9,
+        ),
+        (
+            "writer: distinct of 100",
+            "60",
+            str(writer["distinct of 100 for one keyword"]),
+            writer["distinct of 100 for one keyword"] >= 60,
+        ),
         ("CLIP: the right one of 32 captions first", "90 %", percent(clip), clip >= 0.9),
         ("masks: mean IoU", "0.80", f"{masks['mean iou']:.3f} {split}", masks["mean iou"] >= 0.8),
         (f"pictures: background right, {number} of each kind", "95 %", percent(background), background >= 0.95),
-        (f"pictures: the judge finds the thing, {number} with one", "85 %", percent(one["things found"]),
-         one["things found"] >= 0.85),
-        (f"pictures: the judge finds both things, {number} with two", "60 %", percent(two["things found"]),
-         two["things found"] >= 0.6),
-    ]  # fmt: skip
+        (
+            f"pictures: the judge finds the thing, {number} with one",
+            "85 %",
+            percent(one["things found"]),
+            one["things found"] >= 0.85,
+        ),
+        (
+            f"pictures: the judge finds both things, {number} with two",
+            "60 %",
+            percent(two["things found"]),
+            two["things found"] >= 0.6,
+        ),
+    ]
     real = [percent(pictures[f"real, {kind}"]["things found"]) for kind in ("one thing", "two things")]
     return "\n".join(
         [

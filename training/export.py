@@ -28,6 +28,7 @@ from training.train_pictures import scheduler
 PACKAGE = Path(opsmith.__file__).parent / "starter"
 NAMES = ("pictures", "writer", "masks", "clip")
 WRITER_TEMPERATURE = 0.8  # in generation_config.json: a little surer than what it learnt, still varied
+WRITTEN_BY_HAND = {"pictures": ("generation_config.json",), "writer": ("prompts.toml",)}  # defaults, kept as they are
 SMALLEST = 1024  # tensors with fewer elements stay float32: they cost nothing, and norms are sensitive
 
 
@@ -156,6 +157,7 @@ def halve(model: onnx.ModelProto) -> None:
 
 def pack(exported: Path, to: Path) -> None:
     """Copy an exported model or pipeline folder into the package, each variant with half-size weights."""
+    ours = {name: (to / name).read_bytes() for name in WRITTEN_BY_HAND.get(to.name, ()) if (to / name).is_file()}
     shutil.rmtree(to, ignore_errors=True)
     for record in sorted(exported.rglob("opsmith.json")):
         source = store.find_model(record.parent)  # .../<component>/dynamo/*.onnx
@@ -170,6 +172,8 @@ def pack(exported: Path, to: Path) -> None:
         if file.is_file() and "dynamo" not in inside.parts:
             (to / inside).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, to / inside)
+    for name, content in ours.items():
+        (to / name).write_bytes(content)
 
 
 def main() -> None:

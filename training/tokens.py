@@ -62,10 +62,17 @@ def finish(tokenizer: Tokenizer) -> Tokenizer:
     for token in (BEGIN, END):
         vocabulary[token] = len(vocabulary)
     state["added_tokens"] = [
-        {"id": vocabulary[token], "content": token, "single_word": False, "lstrip": False, "rstrip": False,
-         "normalized": False, "special": True}
+        {
+            "id": vocabulary[token],
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
         for token in (BEGIN, END)
-    ]  # fmt: skip
+    ]
     tokenizer = Tokenizer.from_str(json.dumps(state))
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BEGIN} $A {END}", special_tokens=[(token, vocabulary[token]) for token in (BEGIN, END)]

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from opsmith.starter.vocabulary import BACKGROUNDS, PLACES, RELATIONS, SIZES, TINTS
+from opsmith.starter.vocabulary import BACKGROUNDS, TINTS
 from training import models, tokens, world
 from training.loop import Loop, arguments, fresh
 from training.paths import folder
+from training.phrases import PLACES, RELATIONS, SIZES
 
 BATCH = 96
 THINGS = 3  # at most in a scene

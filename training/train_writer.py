@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from opsmith.starter.vocabulary import OBJECTS, PLAIN, SIZES, TINTS
+from opsmith.starter.vocabulary import OBJECTS, PLAIN, TINTS
 from training import models, tokens, world
 from training.loop import Loop, arguments, fresh
+from training.phrases import SIZES
 
 BATCH, LENGTH = 64, 32
 SETTINGS = {"sky", "clouds", "grass", "meadow", "field", "sea", "waves", "night", "stars"}

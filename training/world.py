@@ -20,19 +20,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from opsmith.starter.vocabulary import (
-    BACKGROUNDS,
-    OBJECTS,
-    OPENERS,
-    PLACES,
-    PLAIN,
-    PLAIN_PHRASES,
-    RELATIONS,
-    SETTING_PHRASES,
-    SIZES,
-    TINTS,
-)
+from opsmith.starter.vocabulary import BACKGROUNDS, OBJECTS, PLAIN, TINTS
 from training.paths import emoji_folder
+from training.phrases import OPENERS, PLACES, PLAIN_PHRASES, RELATIONS, SETTING_PHRASES, SIZES
 
 SIDE = 96
 NAMES = tuple(OBJECTS)

@@ -1,4 +1,5 @@
-// Attention at the shapes of Stable Diffusion, BERT and GPT-2: GFLOP/s of the two products, and share of FMA peak.
+// Attention at the shapes of Stable Diffusion, BERT and GPT-2: GFLOP/s of the two products, and share of FMA peak; with a second
+// argument bf16, in bf16.
 // Decoding reads a KV cache (batch, heads, tokens, size), one of many layers each time, so that it comes from memory as it does
 // in a model: GB/s of keys and values read.
 #include "attention.hpp"
@@ -17,8 +18,9 @@ int main(int argc, char** argv) {
   const int count = bench::thread_count(argc, argv);
   bench::Threads threads(count);
   const Pool pool = threads.pool();
-  const double peak = bench::peak_gflops() * count;
-  printf("%d threads, FMA peak %.0f GFLOP/s, W = %d\n", count, peak, static_cast<int>(W));
+  const bool narrow = argc > 2 && argv[2][0] == 'b';
+  const double peak = (narrow ? bench::peak_bf16_gflops() : bench::peak_gflops()) * count;
+  printf("%d threads, peak %.0f GFLOP/s, W = %d\n", count, peak, static_cast<int>(W));
   const Case cases[] = {
       {"UNet 64x64 self", 1, 8, 8, 4096, 4096, 40, false},   {"UNet 64x64 cross", 1, 8, 8, 4096, 77, 40, false},
       {"UNet 32x32 self", 1, 8, 8, 1024, 1024, 80, false},   {"UNet 32x32 cross", 1, 8, 8, 1024, 77, 80, false},
@@ -38,13 +40,20 @@ int main(int argc, char** argv) {
     const i64 cache = c.batch * c.keys * c.kv_heads * c.size, layers = decode ? max<i64>(1, (32 << 20) / cache) : 1;
     bench::Floats q(c.batch * c.queries * q_row), k(layers * cache), v(layers * cache);
     bench::Floats out(c.batch * c.queries * q_row);
+    if (narrow)
+      for (auto [data, count] : {std::pair(q.data, c.batch * c.queries * q_row), {k.data, layers * cache}, {v.data, layers * cache}})
+        for (i64 i = 0; i < count; ++i) store(reinterpret_cast<bf16*>(data) + i, splat(data[i]), Tail{1});
     const AttentionShape s{c.batch, c.heads, c.kv_heads, c.queries, c.keys, c.size, c.size,
                            c.queries * q_row, c.size, q_row, c.keys * c.kv_heads * c.size, k_head, k_row,
                            c.keys * c.kv_heads * c.size, k_head, k_row, c.queries * q_row, c.size, q_row, 0.1f, c.causal};
     bench::Floats workspace(attention_workspace(s) / 4 + 1);
     const double t = bench::best_time(count, [&] {
       for (i64 l = 0; l < layers; ++l)
-        attention(pool, s, q.data, k.data + l * cache, v.data + l * cache, out.data, NoMask{}, workspace.data);
+        if (narrow)
+          attention_bf16(pool, s, reinterpret_cast<bf16*>(q.data), reinterpret_cast<bf16*>(k.data) + l * cache,
+                         reinterpret_cast<bf16*>(v.data) + l * cache, reinterpret_cast<bf16*>(out.data), NoMask{}, workspace.data);
+        else
+          attention(pool, s, q.data, k.data + l * cache, v.data + l * cache, out.data, NoMask{}, workspace.data);
     }) / static_cast<double>(layers);
     double pairs = static_cast<double>(c.batch * c.heads * c.queries * c.keys);
     if (c.causal) pairs -= static_cast<double>(c.batch * c.heads * c.queries * (c.queries - 1)) / 2;
@@ -52,7 +61,7 @@ int main(int argc, char** argv) {
     printf("%-18s q %5lld k %5lld d %3lld  %9.1f us  %7.1f GFLOP/s  %5.1f %% of peak", c.what,
            static_cast<long long>(c.queries), static_cast<long long>(c.keys), static_cast<long long>(c.size), t * 1e6,
            gflops, 100 * gflops / peak);
-    if (decode) printf("  %5.1f GB/s", static_cast<double>(cache) * 8 / t * 1e-9);
+    if (decode) printf("  %5.1f GB/s", static_cast<double>(cache) * (narrow ? 4 : 8) / t * 1e-9);
     printf("\n");
   }
 }

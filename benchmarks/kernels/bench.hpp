@@ -114,6 +114,28 @@ inline double peak_gflops() {
   return 2.0 * W * 10 * static_cast<double>(rounds) / t * 1e-9;
 }
 
+// The same for products of bf16.
+[[gnu::noinline]] inline F pair_chains(i64 rounds, I words) {
+  F sums[10] = {};
+  for (i64 k = 0; k < rounds; ++k) {
+#pragma GCC unroll 10
+    for (int j = 0; j < 10; ++j) {
+      sums[j] = PairDot::add_products(sums[j], words, words);
+      asm volatile("" : "+v"(sums[j]));  // or the compiler finds that all are the same
+    }
+  }
+  F total{};
+#pragma GCC unroll 10
+  for (int j = 0; j < 10; ++j) total += sums[j];
+  return total;
+}
+inline double peak_bf16_gflops() {
+  const i64 rounds = 200000;
+  volatile float sink = 0;
+  double t = best_time(1, [&] { sink = pair_chains(rounds, narrow_pairs(splat(1e-3f), splat(2e-3f)))[0]; });
+  return 4.0 * W * 10 * static_cast<double>(rounds) / t * 1e-9;
+}
+
 // Reading far more than the caches hold: GB/s of `threads` threads.
 inline double read_bandwidth(const Pool& pool) {
   const i64 floats = 64 << 20;

@@ -10,8 +10,8 @@ int main(int argc, char** argv) {
   Threads threads(thread_count(argc, argv));
   Pool pool = threads.pool();
   const double peak = peak_gflops() * pool.threads;
-  printf("%d threads, W=%lld, peak %.0f GFLOP/s\n%-28s %9s %6s %9s %6s %9s %6s\n", pool.threads, static_cast<long long>(W), peak,
-         "", "direct", "peak", "F(4x4)", "ratio", "F(2x2)", "ratio");
+  printf("%d threads, W=%lld, peak %.0f GFLOP/s\n%-28s %9s %6s %9s %6s %9s %6s %9s %9s\n", pool.threads, static_cast<long long>(W), peak,
+         "", "direct", "peak", "F(4x4)", "ratio", "F(2x2)", "ratio", "bf16", "F(2x2) bf16");
   const i64 shapes[][3] = {{64, 320, 320},  {64, 640, 320},   {64, 960, 320},   {32, 640, 640},  {32, 1280, 640},
                            {16, 1280, 1280}, {16, 2560, 1280}, {8, 1280, 1280}, {64, 512, 512}, {128, 512, 512},
                            {128, 256, 256},  {256, 128, 128}, {256, 128, 3},    {64, 64, 64},    {64, 4, 320},
@@ -21,7 +21,8 @@ int main(int argc, char** argv) {
     // Small images: walk through enough copies of the direct weights that none is still in a cache.
     const i64 weights = 9 * packed_size(out, channels), copies = size <= 8 ? max<i64>(1, 200'000'000 / (weights * 4)) : 1;
     Floats x(size * size * channels), w(max(copies, i64{4}) * weights), y(size * size * out), bias(out);
-    Floats space((max(conv2d_winograd4_workspace(s), conv2d_winograd2_workspace(s)) + conv2d_workspace(s)) / 4);
+    const i64 transformed = max(conv2d_winograd4_workspace(s), max(conv2d_winograd2_workspace(s), conv2d_winograd2_bf16_workspace(s)));
+    Floats space((transformed + conv2d_workspace(s)) / 4);
     auto ep = [b = bias.data](F sum, Row, i64 column, auto lanes) { return sum + load(b + column, lanes); };
     const double work = 2e-9 * 9 * static_cast<double>(size * size) * static_cast<double>(channels * out);
     double direct = work * static_cast<double>(copies) / best_time(pool.threads, [&] {
@@ -29,9 +30,12 @@ int main(int argc, char** argv) {
     });
     double four = work / best_time(pool.threads, [&] { conv2d_winograd4(pool, s, x.data, w.data, y.data, space.data, ep); });
     double two = work / best_time(pool.threads, [&] { conv2d_winograd2(pool, s, x.data, w.data, y.data, space.data, ep); });
+    const bf16 *narrow = reinterpret_cast<const bf16*>(x.data), *pairs = reinterpret_cast<const bf16*>(w.data);
+    double direct_bf16 = work / best_time(pool.threads, [&] { conv2d_bf16(pool, s, narrow, pairs, y.data, space.data, ep); });
+    double two_bf16 = work / best_time(pool.threads, [&] { conv2d_winograd2_bf16(pool, s, narrow, pairs, y.data, space.data, ep); });
     const double gb = direct / work * static_cast<double>(weights) * 4e-9;
-    printf("%4lldx%-4lld %4lld -> %-4lld        %9.1f %5.0f%% %9.1f %5.2fx %9.1f %5.2fx  %5.1f GB/s\n", static_cast<long long>(size),
+    printf("%4lldx%-4lld %4lld -> %-4lld        %9.1f %5.0f%% %9.1f %5.2fx %9.1f %5.2fx %9.1f %9.1f  %5.1f GB/s\n", static_cast<long long>(size),
            static_cast<long long>(size), static_cast<long long>(channels), static_cast<long long>(out), direct,
-           100 * direct / peak, four, four / direct, two, two / direct, gb);
+           100 * direct / peak, four, four / direct, two, two / direct, direct_bf16, two_bf16, gb);
   }
 }

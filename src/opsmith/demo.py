@@ -22,9 +22,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import opsmith
 from opsmith import session, starter, store
+from opsmith.check.verify import verify
 from opsmith.errors import OpsmithError
 from opsmith.measure.inspect import ModelInfo, inspect
-from opsmith.measure.verify import verify
 from opsmith.pipelines import edit, grammar, masks
 from opsmith.pipelines.diffusion import DiffusionApp
 from opsmith.pipelines.prompts import write_prompts
@@ -194,7 +194,7 @@ def _imagine(work: Work) -> Outcome:
     pictures, rows = [], []
     for name in (source.name, compiled.name):
         app = DiffusionApp(home, variant={"unet": name})
-        made = app.generate(work.prompt or KEYWORD, steps=STEPS, guidance=starter.GUIDANCE, seed=SEED)
+        made = app.generate(work.prompt or KEYWORD, steps=STEPS, seed=SEED)
         made.images[0].save(home / f"{name}.png")
         work.picture = made.images[0]
         pictures.append(np.asarray(made.images[0], np.float64))

@@ -57,28 +57,35 @@ def _machine() -> list[Finding]:
     return [
         Finding("machine", "CPU", machine.cpu_name()),
         Finding("machine", "vectors", " ".join(sorted(features)) or "none known", vectors, None if vectors else slow),
+        Finding("machine", "products", _products(features)),
         Finding("machine", "cores", str(machine.cores())),
         Finding("machine", "memory", f"{memory / 2**30:.1f} GiB" if memory else "unknown"),
         Finding("machine", "Python", sys.version.split()[0]),
     ]
 
 
+def _products(features: frozenset[str]) -> str:
+    """What matrices are multiplied in, and by which instructions."""
+    bf16 = next((f for f in ("avx512_bf16", "bf16") if f in features), "weights stored so, computed in fp32")
+    return f"fp32; bf16 ({bf16})"
+
+
 def _compilers() -> list[Finding]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     usable = False
     for name in ("g++", "clang++"):
         path = shutil.which(name)
         version = _version([path, "--version"]) if path else None
         usable = usable or version is not None
-        found.append(Finding("compiler", name, version or "not on PATH", True if version else None))
+        findings.append(Finding("compiler", name, version or "not on PATH", True if version else None))
     zig = importlib.util.find_spec("ziglang") is not None
     zig_version = _version([sys.executable, "-m", "ziglang", "version"]) if zig else None
     usable = usable or zig_version is not None
-    found.append(Finding("compiler", "zig", zig_version or "not installed", True if zig_version else None))
+    findings.append(Finding("compiler", "zig", zig_version or "not installed", True if zig_version else None))
     if not usable:
-        advice = 'install g++ or clang++, or: pip install "opsmith[toolchain]"'
-        found.append(Finding("compiler", "any", "none: models can be rewritten but not compiled", False, advice))
-    return found
+        advice = 'install g++ or clang++, or: pip install ".[toolchain]"'
+        findings.append(Finding("compiler", "any", "none: models can be rewritten but not compiled", False, advice))
+    return findings
 
 
 def _version(command: list[str]) -> str | None:
@@ -113,34 +120,35 @@ def _settings() -> list[Finding]:
         "cache": str(current.cache),
         "threads": str(current.threads or f"all ({machine.cores()})"),
         "search": str(current.search),
+        "precision": current.precision,
         "compiler": current.compiler or "the first one found",
     }
-    found = [Finding("settings", "file", str(file) if file.exists() else f"{file} (none)")]
+    findings = [Finding("settings", "file", str(file) if file.exists() else f"{file} (none)")]
     for key, value in values.items():
-        found.append(Finding("settings", key, f"{value}, from {current.sources.get(key, 'the defaults')}"))
-    return [*found, *_cache(current.cache)]
+        findings.append(Finding("settings", key, f"{value}, from {current.sources.get(key, 'the defaults')}"))
+    return [*findings, *_cache(current.cache)]
 
 
 def _cache(root: Path) -> list[Finding]:
     """The cache and what its folders hold."""
-    found = []
+    findings = []
     for folder in sorted(p for p in root.glob("*") if p.is_dir()):
         info = cache_info(folder)
-        found.append(Finding("cache", folder.name, f"{info.files} files, {info.size / 1e6:.1f} MB"))
+        findings.append(Finding("cache", folder.name, f"{info.files} files, {info.size / 1e6:.1f} MB"))
     info = cache_info(root)
-    found.append(Finding("cache", "in all", f"{info.files} files, {info.size / 1e6:.1f} MB; --clean empties it"))
-    return found
+    findings.append(Finding("cache", "in all", f"{info.files} files, {info.size / 1e6:.1f} MB; --clean empties it"))
+    return findings
 
 
 def _extras() -> list[Finding]:
-    found = []
+    findings = []
     for extra, (modules, purpose) in EXTRAS.items():
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
         spare = extra == "toolchain" and bool(shutil.which("g++") or shutil.which("clang++"))
         value = f"to {purpose}: {'installed' if not missing else 'lacks ' + ', '.join(missing)}"
-        advice = f'pip install "opsmith[{extra}]"' if missing and not spare else None
-        found.append(Finding("extras", extra, value, None if missing else True, advice))
-    return found
+        advice = f'pip install ".[{extra}]"' if missing and not spare else None
+        findings.append(Finding("extras", extra, value, None if missing else True, advice))
+    return findings
 
 
 # --- the cache --------------------------------------------------------------------------------------------
@@ -165,7 +173,7 @@ def clean_cache() -> CacheInfo:
 
 
 def _walk(path: Path) -> list[Path]:
-    found: list[Path] = []
+    paths: list[Path] = []
     for folder, folders, files in os.walk(path):
-        found += [Path(folder) / name for name in (*folders, *files)]
-    return found
+        paths += [Path(folder) / name for name in (*folders, *files)]
+    return paths

@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from opsmith import settings as config
 from opsmith import store
 from opsmith.errors import OpsmithError
 
@@ -29,12 +30,14 @@ def load(
     optimize: bool = True,
     profile_prefix: str | None = None,
     edit: Callable[[onnx.ModelProto], None] | None = None,
+    provider: Path | None = None,
 ) -> ort.InferenceSession:
     """Load a variant folder, a .onnx file or a model in memory.
 
     The libraries of a compiled variant are found through its opsmith.json and registered first; a library
     built for CPU features that this machine lacks is refused with a clear error instead of a crash.
     EDIT may change the graph on its way in (not its weights, which may be external), say to return more values.
+    PROVIDER is the library of Opsmith's execution provider (see opsmith.provider), if the model is to run through it.
     """
     settings = options or ort.SessionOptions()
     if settings.log_severity_level == _DEFAULT_SEVERITY:
@@ -49,6 +52,8 @@ def load(
         settings.profile_file_prefix = profile_prefix
     for key, value in (config or {}).items():
         settings.add_session_config_entry(key, value)
+    if provider is not None:
+        choose_provider(settings, provider)
     if isinstance(model, (ir.Model, onnx.ModelProto)):
         # ONNX Runtime maps the weights, so the file may go once the session stands.
         with tempfile.TemporaryDirectory(prefix="opsmith-", ignore_cleanup_errors=True) as folder:
@@ -62,8 +67,9 @@ def _load_file(
     path: Path, settings: ort.SessionOptions, edit: Callable[[onnx.ModelProto], None] | None
 ) -> ort.InferenceSession:
     store.check_external_data(path)
+    store.check_values(path)
     for library in store.libraries(path):
-        settings.register_custom_ops_library(str(library))
+        settings.register_custom_ops_library(str(library.absolute()))  # a bare name would be looked for elsewhere
     source: str | bytes = str(path)
     if edit is not None:
         proto = store.read_proto(path)
@@ -71,9 +77,32 @@ def _load_file(
         source = proto.SerializeToString()
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     try:
+        if settings.has_providers():
+            return ort.InferenceSession(source, settings)
         return ort.InferenceSession(source, settings, providers=["CPUExecutionProvider"])
     except Exception as error:  # ORT raises its own family of exceptions for everything it dislikes
         raise OpsmithError(f"ONNX Runtime cannot load {path}: {one_line(error)}") from error
+
+
+PROVIDER = "OpsmithExecutionProvider"
+
+
+def register_provider(library: Path) -> list[ort.OrtEpDevice]:
+    """Register Opsmith's execution provider, once per process; its devices."""
+    devices = [d for d in ort.get_ep_devices() if d.ep_name == PROVIDER]
+    if not devices:
+        try:
+            ort.register_execution_provider_library("opsmith", str(library.absolute()))
+        except Exception as error:
+            raise OpsmithError(f"ONNX Runtime cannot load the execution provider: {one_line(error)}") from error
+        devices = [d for d in ort.get_ep_devices() if d.ep_name == PROVIDER]
+    return devices
+
+
+def choose_provider(options: ort.SessionOptions, library: Path, target: str | None = None) -> None:
+    """Run sessions with these OPTIONS through the provider."""
+    wishes = {"cache": str(config.cache_folder("regions"))} | ({"target": target} if target else {})
+    options.add_provider_for_devices(register_provider(library)[:1], wishes)
 
 
 _DEFAULT_SEVERITY = ort.SessionOptions().log_severity_level

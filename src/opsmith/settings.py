@@ -12,14 +12,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import platformdirs
-import tomllib
 
 from opsmith.errors import OpsmithError
+
+PRECISIONS = ("fp32", "bf16")  # compiler/precision.py says what they mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Settings:
     cache: Path
     threads: int | None = None  # None: as many as there are cores
     search: int = 0
+    precision: str = "fp32"
     compiler: str | None = None  # None: the first one found
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)  # key -> where its value comes from
 
@@ -60,6 +63,12 @@ def _whole(value: Any) -> int:
         raise ValueError("a whole number") from None
 
 
+def _precision(value: Any) -> str:
+    if value not in PRECISIONS:
+        raise ValueError(" or ".join(PRECISIONS))
+    return str(value)
+
+
 def _compiler(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("the name or path of a compiler")
@@ -70,6 +79,7 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "cache": _cache,
     "threads": _threads,
     "search": _search,
+    "precision": _precision,
     "compiler": _compiler,
 }
 # Environment variables that are not settings: where the file is, and what compiled libraries look at.
@@ -120,7 +130,7 @@ def cache_folder(name: str) -> Path:
 
 
 def _from_environment() -> dict[str, str]:
-    found = {}
+    values = {}
     for name, value in os.environ.items():
         if not name.startswith("OPSMITH_") or name in _OTHER_VARIABLES or name.startswith(_OTHER_PREFIXES):
             continue
@@ -128,8 +138,8 @@ def _from_environment() -> dict[str, str]:
         if key not in _KEYS:
             known = [f"OPSMITH_{k.upper()}" for k in _KEYS]
             raise OpsmithError(f"unknown environment variable {name}", _nearest(name, known))
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def _from_file(path: Path) -> dict[str, Any]:

@@ -15,6 +15,8 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import graphlib
+import hashlib
 import importlib.metadata
 import json
 import math
@@ -32,7 +34,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from opsmith import machine
+from opsmith import bounds, machine
 from opsmith._version import __version__
 from opsmith.errors import OpsmithError
 
@@ -40,6 +42,7 @@ ModelLike: TypeAlias = "str | os.PathLike[str] | Variant | onnx.ModelProto | ir.
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
 RECORD = "opsmith.json"
+ORIGINS = "origins.json"
 EMBED_LIMIT = 256 * 1024 * 1024  # larger models keep their weights in <name>.onnx.data
 
 
@@ -111,12 +114,12 @@ def _model_in(folder: Path) -> Path | None:
 
 def variants(model_folder: PathLike) -> list[Variant]:
     """All variants of a model folder, oldest first."""
-    found: list[Variant] = []
+    present: list[Variant] = []
     for child in sorted(p for p in Path(model_folder).iterdir() if p.is_dir() and not p.name.startswith(".")):
         with contextlib.suppress(OpsmithError):
             if path := _model_in(child):
-                found.append(Variant(path))
-    return sorted(found, key=lambda v: (v.record.get("created", ""), v.path.stat().st_mtime, v.name))
+                present.append(Variant(path))
+    return sorted(present, key=lambda v: (v.record.get("created", ""), v.path.stat().st_mtime, v.name))
 
 
 def read_record(model: PathLike) -> dict[str, Any]:
@@ -152,7 +155,48 @@ def libraries(model: PathLike) -> list[Path]:
     library = path.parent / Path(compiled["library"]).name
     if not library.is_file():
         raise OpsmithError(f"{path} needs its library {library.name}, which is missing", "compile it again")
+    if "sha256" in compiled and compiled["sha256"] != checksum(library):
+        raise OpsmithError(f"{path}: its library {library.name} is damaged or was changed", "compile it again")
     return [library]
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file, computed once as long as it stays as it is."""
+    stat = path.stat()
+    return _checksum(path.absolute(), stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _checksum(path: Path, mtime: int, size: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_origins(model: Path, origins: Mapping[str, Sequence[Sequence[str]]]) -> None:
+    """Beside the generated source of a compiled model: region -> for each kernel call the nodes of the source it computes."""
+    for folder in (model.parent / "src", source_folder(model)):
+        if folder.is_dir():
+            (folder / ORIGINS).write_text(json.dumps(origins), encoding="utf-8")
+
+
+def read_origins(model: PathLike) -> dict[str, list[list[str]]]:
+    """What `write_origins` wrote; nothing where the source was not kept."""
+    for folder in (source_folder(Path(model)), Path(model).parent / "src"):
+        with contextlib.suppress(OSError, ValueError):
+            origins = json.loads((folder / ORIGINS).read_text(encoding="utf-8"))
+            return origins if isinstance(origins, dict) else {}
+    return {}
+
+
+def precision_of(model: Path) -> str:
+    """What the products of a model compute in, by its own record."""
+    options = read_record(model).get("options") or {}
+    return str(options.get("precision", "fp32"))
+
+
+def source_folder(model: Path) -> Path:
+    """Where the generated source of a compiled .onnx file on its own lies."""
+    return model.with_suffix(".src")
 
 
 # --- opening ---------------------------------------------------------------------------------------------
@@ -163,15 +207,25 @@ def open_model(model: ModelLike) -> ir.Model:
     if isinstance(model, ir.Model):
         return model
     if isinstance(model, onnx.ModelProto):
-        opened: ir.Model = ir.from_proto(model)
-        return opened
+        return unknown_dims(ir.from_proto(model))
     path = find_model(model)
     check_external_data(path)
     check_model(path)
     try:
-        return ir.load(path)
+        loaded = unknown_dims(ir.load(path))
+        loaded.graph.sort()  # ONNX Runtime runs nodes that are out of order, too
+        return loaded
     except Exception as error:
         raise OpsmithError(f"{path} is not a valid ONNX model: {' '.join(str(error).split())[:300]}") from error
+
+
+def unknown_dims(model: ir.Model) -> ir.Model:
+    """Some tools write a dynamic dim as -1. ONNX Runtime takes that for unknown, and so does everyone here."""
+    for graph in model.graphs():
+        for value in (*graph.inputs, *(v for n in graph for v in n.outputs)):
+            if value.shape is not None and any(isinstance(d, int) and d < 0 for d in value.shape):
+                value.shape = ir.Shape([None if isinstance(d, int) and d < 0 else d for d in value.shape])
+    return model
 
 
 @contextlib.contextmanager
@@ -204,6 +258,17 @@ def check_external_data(path: Path) -> None:
     external_files(path)
 
 
+def check_values(path: Path) -> None:
+    """Refuse to run a model with a value that is larger than this machine's memory."""
+    stat = path.stat()
+    _check_values(path.absolute(), stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _check_values(path: Path, mtime: int, size: int) -> None:
+    bounds.check_values(read_proto(path), str(path))
+
+
 def external_files(path: Path) -> set[Path]:
     """The files that hold the model's external data, checked."""
     stat = path.stat()
@@ -218,13 +283,13 @@ def external_files(path: Path) -> set[Path]:
             )
         if not target.is_file():
             raise OpsmithError(f"{path} needs the external data file {location}, which is missing")
-        found = target.stat()
-        if found.st_nlink > 1:  # onnx-ir refuses to read it, as it could be a link to a file elsewhere
+        status = target.stat()
+        if status.st_nlink > 1:  # onnx-ir refuses to read it, as it could be a link to a file elsewhere
             raise OpsmithError(
-                f"{path}: {location} has {found.st_nlink} hard links, one of which may lie outside the model's folder",
+                f"{path}: {location} has {status.st_nlink} hard links, one of which may lie outside the model's folder",
                 f"if you trust it, give the model a copy: cp {location} copy && mv copy {location}",
             )
-        if end > found.st_size:
+        if end > status.st_size:
             raise OpsmithError(f"{path}: {location} is too short for tensor {name!r}; the file is cut off")
         files.add(target)
     return files
@@ -233,9 +298,12 @@ def external_files(path: Path) -> set[Path]:
 @functools.lru_cache(maxsize=64)
 def _external_needs(path: Path, mtime: int, size: int) -> dict[str, tuple[int, str]]:
     """location -> (the bytes it must have, the tensor that ends there). MTIME and SIZE only make the cache notice."""
+    proto = read_proto(path)
+    bounds.check_calls(proto, str(path))
     spans: dict[str, list[tuple[int, int, str]]] = {}
-    for tensor in _tensors(read_proto(path)):
+    for tensor in tensors(proto):
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            _check_embedded(path, tensor)
             continue
         entries = {e.key: e.value for e in tensor.external_data}
         location = entries.get("location", "")
@@ -245,19 +313,44 @@ def _external_needs(path: Path, mtime: int, size: int) -> dict[str, tuple[int, s
             raise OpsmithError(f"{path}: tensor {tensor.name!r} points outside the model's folder ({location!r})")
         start, end = _span(path, tensor, entries)
         spans.setdefault(location, []).append((start, end, tensor.name))
-    for location, found in spans.items():
-        _refuse_overlap(path, location, sorted(found))
-    return {location: max((end, name) for _, end, name in found) for location, found in spans.items()}
+    for location, taken in spans.items():
+        _refuse_overlap(path, location, sorted(taken))
+    return {location: max((end, name) for _, end, name in taken) for location, taken in spans.items()}
+
+
+_PLAIN = {
+    onnx.TensorProto.FLOAT: "float_data",
+    onnx.TensorProto.INT64: "int64_data",
+    onnx.TensorProto.DOUBLE: "double_data",
+}
+
+
+def _check_embedded(path: Path, tensor: onnx.TensorProto) -> None:
+    """Refuse a tensor without a type, or that holds fewer or more numbers than its dims say."""
+    if tensor.data_type == onnx.TensorProto.UNDEFINED:
+        raise OpsmithError(f"{path}: tensor {tensor.name!r} has no element type")
+    if any(dim < 0 for dim in tensor.dims):
+        raise OpsmithError(f"{path}: tensor {tensor.name!r} has a negative dim")
+    count = math.prod(tensor.dims)
+    if tensor.HasField("raw_data"):
+        with contextlib.suppress(ValueError, TypeError):  # a type without bytes: onnx's checker says so
+            needed = (count * ir.DataType(tensor.data_type).bitwidth + 7) // 8
+            if len(tensor.raw_data) != needed:
+                have = len(tensor.raw_data)
+                raise OpsmithError(f"{path}: tensor {tensor.name!r} takes {needed} bytes, the file has {have}")
+    elif (field := _PLAIN.get(tensor.data_type)) and len(getattr(tensor, field)) != count:
+        have = len(getattr(tensor, field))
+        raise OpsmithError(f"{path}: tensor {tensor.name!r} has {count} elements, the file has {have}")
 
 
 def _span(path: Path, tensor: onnx.TensorProto, entries: Mapping[str, str]) -> tuple[int, int]:
     """Where the tensor's bytes begin and end in its file."""
     numbers = {}
     for key in ("offset", "length"):
-        text = entries.get(key) or ("0" if key == "offset" else "")
-        if text and not (text.isascii() and text.isdecimal()):
-            raise OpsmithError(f"{path}: tensor {tensor.name!r} has a bad external-data {key}: {text!r}")
-        numbers[key] = int(text) if text else None
+        number = entries.get(key) or ("0" if key == "offset" else "")
+        if number and not (number.isascii() and number.isdecimal()):
+            raise OpsmithError(f"{path}: tensor {tensor.name!r} has a bad external-data {key}: {number!r}")
+        numbers[key] = int(number) if number else None
     try:
         bits = ir.DataType(tensor.data_type).bitwidth
     except (ValueError, TypeError):
@@ -283,7 +376,7 @@ def _refuse_overlap(path: Path, location: str, spans: Sequence[tuple[int, int, s
             last = span
 
 
-def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
+def tensors(message: Any) -> Iterator[onnx.TensorProto]:
     """Every tensor anywhere in a message: weights, constants, subgraphs, functions, sparse tensors, training graphs."""
     if isinstance(message, onnx.TensorProto):
         yield message
@@ -292,7 +385,7 @@ def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
         if field.message_type is None:
             continue
         for inner in value if isinstance(value, Sequence) or hasattr(value, "add") else (value,):
-            yield from _tensors(inner)
+            yield from tensors(inner)
 
 
 # ONNX Runtime knows these ops in ONNX's own domain, at any opset; its optimizer writes them.
@@ -328,6 +421,10 @@ def _structure(proto: onnx.ModelProto) -> onnx.ModelProto:
         if tensor.name not in declared:
             proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     del proto.graph.initializer[:]
+    for tensor in tensors(proto):  # in bodies of nodes: check_external_data has looked at them
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
+    _sort(proto.graph)
     for value in proto.graph.output:  # tools that write custom ops leave the rank of their outputs open
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()
@@ -338,6 +435,19 @@ def _structure(proto: onnx.ModelProto) -> onnx.ModelProto:
         if "com.microsoft" not in {opset.domain for opset in imports}:
             imports.append(onnx.helper.make_opsetid("com.microsoft", 1))
     return proto
+
+
+def _sort(graph: onnx.GraphProto) -> None:
+    """Bring nodes into an order that runs, as ONNX Runtime does; what has none is left for the checker to refuse."""
+    made = {o: i for i, node in enumerate(graph.node) for o in node.output if o}
+    before = {i: {made[v] for v in node.input if v in made} for i, node in enumerate(graph.node)}
+    if all(all(b < i for b in needed) for i, needed in before.items()):
+        return
+    with contextlib.suppress(graphlib.CycleError):
+        order = list(graphlib.TopologicalSorter(before).static_order())
+        nodes = [onnx.NodeProto.FromString(graph.node[i].SerializeToString()) for i in order]
+        del graph.node[:]
+        graph.node.extend(nodes)
 
 
 # --- writing ---------------------------------------------------------------------------------------------
@@ -363,6 +473,19 @@ def save_model(model: ir.Model, path: Path) -> None:
         ir.save(ir.external_data.load_to_model(model), path)
 
 
+def copy_model(source: ModelLike, path: Path) -> None:
+    """SOURCE as it is at PATH: the same bytes, external data beside it under its own names."""
+    if isinstance(source, (ir.Model, onnx.ModelProto)):
+        save_model(open_model(source), path)
+        return
+    file = find_model(source)
+    for data in external_files(file):
+        target = path.parent / data.relative_to(file.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(data, target)
+    shutil.copyfile(file, path)
+
+
 @dataclasses.dataclass
 class Draft:
     """A variant being written: put the model at `path`, anything else into `folder`, facts into `record`."""
@@ -371,6 +494,11 @@ class Draft:
     path: Path
     record: dict[str, Any]
     plain: bool = False  # a .onnx file on its own, not a variant folder
+
+    @property
+    def source_folder(self) -> Path:
+        """For generated source. A model on its own lies in a folder of the user's, which may have a `src` already."""
+        return source_folder(self.path) if self.plain else self.folder / "src"
 
     def write_record(self) -> None:
         file = self.path.with_suffix(".opsmith.json") if self.plain else self.folder / RECORD
@@ -384,22 +512,28 @@ def new_variant(
     verb: str,
     parent: ModelLike | str | None = None,
     options: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
 ) -> Iterator[Draft]:
     """Write a variant in a temporary folder beside DEST and move it into place at the end, or not at all.
 
-    DEST is a variant folder, or a .onnx file for people who leave the road here.
+    DEST is a variant folder, or a .onnx file for people who leave the road here. OVERWRITE: also one that was made from another
+    model than PARENT.
     """
     target = Path(dest)
     plain = target.suffix == ".onnx"
     home = target.parent if plain else target
     _refuse_foreign_folder(target)
+    _refuse_own_source(target, parent)
+    if not overwrite:
+        _refuse_other_origin(target, parent)
     created_from = next(p for p in (home.absolute(), *home.absolute().parents) if p.exists())
     home.parent.mkdir(parents=True, exist_ok=True)
     absolute = target.absolute()
     name = target.name if plain else f"{absolute.parent.name}_{absolute.name}.onnx"
     # Beside the target, so that the move at the end is a rename within one file system.
     beside = home.absolute() if plain and home.exists() else home.absolute().parent
-    temporary = Path(tempfile.mkdtemp(prefix=f".{absolute.name}.", suffix=".tmp", dir=beside))
+    sweep(beside)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{absolute.name}.{os.getpid()}.", suffix=".tmp", dir=beside))
     temporary.chmod(0o755)
     started = time.monotonic()
     try:
@@ -411,9 +545,9 @@ def new_variant(
             home.mkdir(parents=True, exist_ok=True)
             # The model comes last: until then the old one stays in place.
             for file in sorted(temporary.iterdir(), key=lambda f: f.name == name):
-                _replace(file, home / file.name)
+                replace(file, home / file.name)
         else:
-            _replace(temporary, target)
+            replace(temporary, target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         _remove_empty_parents(home.absolute().parent, created_from)
@@ -431,12 +565,68 @@ def _refuse_foreign_folder(target: Path) -> None:
         raise OpsmithError(f"{target} exists and is not a variant folder; it was left alone", "choose another")
 
 
-def _replace(source: Path, target: Path) -> None:
+def _refuse_own_source(target: Path, parent: ModelLike | str | None) -> None:
+    """A variant never replaces the model it is made from: a failure later on would leave neither."""
+    if not isinstance(parent, (str, os.PathLike)):
+        return
+    try:
+        source, place = find_model(parent).resolve(), target.resolve()
+    except OpsmithError:  # not a model of ours: a checkpoint that is exported
+        return
+    if place in (source, source.parent):
+        raise OpsmithError(f"{target} is, or holds, the model that is read", "choose another place for the result")
+
+
+def _refuse_other_origin(target: Path, parent: ModelLike | str | None) -> None:
+    """What was made from another model, or not by us at all, is replaced only if the user says so."""
+    held = [target] if target.is_file() else sorted(target.glob("*.onnx")) if target.is_dir() else []
+    origin = _parent_name(parent)
+    if not held or origin is None:
+        return
+    before = read_record(held[0])
+    if before.get("parent") in (origin, None) and "verb" in before:
+        return
+    made = f"was made from {before['parent']}" if before.get("parent") else "was not made by opsmith"
+    raise OpsmithError(f"{target} {made}, not from {origin}; it was left alone", "replace it with --overwrite")
+
+
+def sweep(folder: Path) -> None:
+    """Remove what processes left in FOLDER that were killed while they wrote; a variant that they had moved away comes back."""
+    for left in folder.glob(".*.*.*.*"):
+        match = re.fullmatch(r"\.(.+)\.(\d+)\.\w+\.(tmp|old)", left.name)
+        if match is None or not left.is_dir() or _is_alive(int(match[2])):
+            continue
+        moved, target = left / match[1], folder / match[1]
+        if match[3] == "old" and moved.exists() and not target.exists():
+            moved.rename(target)
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def sweep_files(folder: Path, pattern: str) -> None:
+    """The same for files in a cache, `<name>.<process>.<kind>`."""
+    for left in folder.glob(pattern):
+        process = left.name.split(".")[-2]
+        if process.isdecimal() and not _is_alive(int(process)):
+            left.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # another user's
+    return True
+
+
+def replace(source: Path, target: Path) -> None:
     """Move SOURCE to TARGET; an older TARGET disappears only after the new one is in place."""
     if not target.exists():
         source.rename(target)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.absolute().parent))
+    prefix = f".{target.name}.{os.getpid()}."
+    old = Path(tempfile.mkdtemp(prefix=prefix, suffix=".old", dir=target.absolute().parent))
     try:
         target.rename(old / target.name)
         source.rename(target)
@@ -466,7 +656,7 @@ def _new_record(verb: str, parent: ModelLike | str | None, options: Mapping[str,
         "options": dict(options or {}),
         "versions": {p: importlib.metadata.version(p) for p in packages},
         "cpu": machine.cpu_name(),
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
 
@@ -485,6 +675,12 @@ def _parent_name(parent: ModelLike | str | None) -> str | None:
 # --- test data: ONNX's own layout ------------------------------------------------------------------------
 
 
+def _to_proto(array: np.ndarray[Any, Any], name: str) -> onnx.TensorProto:
+    if array.dtype.kind in "OUS":  # onnx-ir does not write strings
+        return onnx.numpy_helper.from_array(array.astype(object), name)
+    return ir.serde.serialize_tensor(ir.tensor(array, name=name))
+
+
 def write_test_data(
     folder: PathLike,
     inputs: Mapping[str, np.ndarray[Any, Any]],
@@ -496,7 +692,7 @@ def write_test_data(
     target.mkdir(parents=True, exist_ok=True)
     for kind, arrays in (("input", inputs), ("output", outputs)):
         for i, (name, array) in enumerate(arrays.items()):
-            tensor = ir.serde.serialize_tensor(ir.tensor(array, name=name))
+            tensor = _to_proto(array, name)
             (target / f"{kind}_{i}.pb").write_bytes(tensor.SerializeToString())
     return target
 
@@ -514,7 +710,7 @@ class TestData:
 
 def read_test_data(model: PathLike, names: tuple[Sequence[str], Sequence[str]] | None = None) -> list[TestData]:
     """All test_data_set_* beside a model. `names` are the graph's inputs and outputs, for nameless tensors."""
-    found = []
+    cases = []
     for folder in sorted(Path(model).parent.glob("test_data_set_*")):
         sides = []
         for kind, fallback in zip(("input", "output"), names or ((), ())):
@@ -531,8 +727,8 @@ def read_test_data(model: PathLike, names: tuple[Sequence[str], Sequence[str]] |
                     raise OpsmithError(f"{file} is not a readable test tensor: {error}") from error
                 arrays[tensor.name or (fallback[i] if i < len(fallback) else f"{kind}_{i}")] = array
             sides.append(arrays)
-        found.append(TestData(folder, *sides))
-    return found
+        cases.append(TestData(folder, *sides))
+    return cases
 
 
 def copy_test_data(source: PathLike, folder: PathLike) -> None:

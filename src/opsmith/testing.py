@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from opsmith import store
+from opsmith.check.verify import verify
 from opsmith.errors import OpsmithError
-from opsmith.measure.verify import verify
 
 
 def cases(folder: store.PathLike) -> list[Path]:
     """The model files under FOLDER, in order."""
-    found = sorted(Path(folder).rglob("*.onnx"))
-    if not found:
+    paths = sorted(Path(folder).rglob("*.onnx"))
+    if not paths:
         raise OpsmithError(f"{folder} holds no distilled models", "make some with `opsmith distill`")
-    return found
+    return paths
 
 
 def parity_test(

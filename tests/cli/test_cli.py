@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import shlex
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
+import typer.main
 
 from opsmith import demo, progress
 from opsmith._version import __version__
-from opsmith.cli import console, main
+from opsmith.cli import build_app, console, main
 
 
 def run(capfd: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
@@ -97,3 +101,41 @@ def test_names_from_a_model_are_not_read_as_markup(tmp_path: Path, capfd: pytest
     onnx.save(model, str(tmp_path / "m.onnx"))
     code, out, _ = run(capfd, "inspect", str(tmp_path / "m.onnx"))
     assert code == 0 and "[red]x[/red]" in out
+
+
+def commands() -> dict[str, Any]:
+    """Every command, those of groups as `score text`."""
+    top = typer.main.get_command(build_app())
+    found = {}
+    for name, command in top.commands.items():  # type: ignore[attr-defined]
+        inner = getattr(command, "commands", None)
+        found |= {name: command} if inner is None else {f"{name} {n}": c for n, c in inner.items()}
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_every_command_describes_its_options_and_shows_two_examples_that_parse(name: str) -> None:
+    command = commands()[name]
+    context = command.make_context("opsmith", [], resilient_parsing=True)
+    for param in command.get_params(context):
+        assert param.help, f"{name}: {param.name} is not described"
+        assert not (getattr(param, "is_flag", False) and param.metavar), f"{name}: {param.name} is a flag"
+    _, *examples = command.epilog.split("\n\n")
+    assert len(examples) == 2
+    for example in examples:
+        words = shlex.split(example)
+        assert words[: 1 + len(name.split())] == ["opsmith", *name.split()]
+        command.make_context("opsmith", words[1 + len(name.split()) :])
+
+
+def test_help_imports_nothing_that_is_slow() -> None:
+    code = "import sys; from opsmith.cli import build_app; build_app(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"numpy", "onnx", "onnx_ir", "onnxruntime", "torch", "PIL", "fastapi"} & set(loaded)
+
+
+def test_the_help_of_compile_names_every_cpu() -> None:
+    from opsmith.compiler.geometry import CPUS
+
+    described = next(p.help for p in commands()["compile"].params if p.name == "cpu")
+    assert [name for name in CPUS if name not in described] == []

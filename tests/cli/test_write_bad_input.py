@@ -21,6 +21,14 @@ def refused(capfd, *arguments):
     return said
 
 
+def answered(capfd, *arguments):
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    assert not stop.value.code
+    return capfd.readouterr()
+
+
 def test_an_empty_prompt(capfd):
     assert "empty" in refused(capfd, "write", "  ", "--model", models.tiny_model("gpt2"), "--raw")
 
@@ -57,3 +65,18 @@ def test_a_calibration_file_of_the_wrong_shape(tmp_path, capfd, verb):
     np.savez(tmp_path / "wrong.npz", **{n: np.ones((2, 3, 4), np.int64) for n in names})
     said = refused(capfd, *verb, source, tmp_path / "m" / "out", "--calibration", tmp_path / "wrong.npz")
     assert "shape 2x3x4" in said and not (tmp_path / "m" / "out").exists()
+
+
+def test_defaults_of_raw_fit_the_starter_writer(capfd):
+    """Its context is 64, the default number of new tokens too."""
+    said = answered(capfd, "write", "--raw", "frog:")
+    assert said.out.count("frog:") == 1 and "at most 62 new tokens" in said.err
+
+
+def test_several_raw_texts_differ(capfd):
+    assert len(set(answered(capfd, "--quiet", "write", "--raw", "frog:", "--n", "3").out.splitlines())) == 3
+    assert "would all be the same" in refused(capfd, "write", "--raw", "frog:", "--n", "3", "--temperature", "0")
+
+
+def test_half_a_character(capfd):
+    assert "half a character" in refused(capfd, "write", "--raw", "frog\udcff")

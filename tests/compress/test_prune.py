@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import opsmith
-from opsmith import session, store
+from opsmith import session, starter, store
 from opsmith.cli import main
 from opsmith.compress import importance, quality
 from opsmith.compress.layers import find_layers
@@ -22,7 +22,7 @@ from opsmith.compress.prune_neurons import find_neurons
 from opsmith.compress.structure import remove_units
 from opsmith.errors import OpsmithError
 from opsmith.pipelines.text import TextGenerator
-from opsmith.rewrite import PRUNER_RULES, rewrite_model
+from opsmith.rewriter import PRUNER_RULES, rewrite_model
 
 FAMILIES = [(n, e) for n in ("gpt2", "llama", "bert") for e in ("dynamo", "torchscript")]
 
@@ -55,7 +55,7 @@ def silence(group, kept):
 @pytest.mark.parametrize(("name", "exporter"), FAMILIES)
 def test_the_smaller_model_is_the_source_with_those_units_silenced(name, exporter, kind):
     quiet, small = rewritten(name, exporter), rewritten(name, exporter)
-    feed = quality._generated(quiet, 1, True)[0]
+    feed = quality._generated(quiet, quiet, 1, True)[0]
     keeps = []
     for i, (a, b) in enumerate(zip(groups_of(quiet, kind), groups_of(small, kind), strict=True)):
         kept = np.arange(a.units)[i % 2 :: 2] if kind == "neurons" else np.arange(a.units)[: max(1, a.units - 1)]
@@ -114,9 +114,12 @@ def mlp(path, *, residual_inside=False, k=16, hidden=64, seed=0):
         weights.append(numpy_helper.from_array(np.ones(hidden, np.float32), "s"))
     nodes.append(helper.make_node("MatMul", ["n" if residual_inside else "r", "w2"], ["y"], name="out"))
     graph = helper.make_graph(
-        nodes, "mlp", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", k])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", k])], weights,
-    )  # fmt: skip
+        nodes,
+        "mlp",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", k])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", k])],
+        weights,
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     return path
 
@@ -125,8 +128,10 @@ def test_repair_and_activations_lose_less_than_weight_size(tmp_path):
     model = mlp(tmp_path / "mlp.onnx")
     errors = {}
     for name, options in {
-        "repaired": {}, "activations": {"repair": False}, "weights": {"repair": False, "importance_by": "weights"},
-    }.items():  # fmt: skip
+        "repaired": {},
+        "activations": {"repair": False},
+        "weights": {"repair": False, "importance_by": "weights"},
+    }.items():
         result = prune(
             model, tmp_path / name / "m.onnx", method="neurons", ratio=0.5, calibration=feeds(tmp_path), **options
         )
@@ -194,3 +199,13 @@ def test_what_cannot_be_pruned_is_refused_with_the_reason(tmp_path, capsys):
     assert done.value.code == 2
     assert "shape 3x7" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "a.onnx").exists()
+
+
+def test_weights_that_are_stored_in_half_precision_stay_so(tmp_path):
+    writer = starter.folder("writer") / "fp16"
+    result = prune(writer, tmp_path / "writer" / "smaller", ratio=0.2)
+    assert result.after < result.before
+    kinds = {
+        v.dtype for v in store.open_model(result.variant.path).graph.initializers.values() if v.const_value.size > 1024
+    }
+    assert kinds == {ir.DataType.FLOAT16}

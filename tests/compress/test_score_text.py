@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,7 +72,7 @@ def test_speed_and_memory_are_measured(rows):
 
 def test_distinct_pairs_and_keyword_hits_are_counted_over_all_texts():
     class Fixed:
-        folder = Path("elsewhere")  # not the starter's writer
+        home = Path("elsewhere")  # without a prompts.toml
 
         def generate(self, prompt, n, **_):
             assert "apple" in prompt
@@ -135,3 +136,14 @@ def test_bad_input_is_one_clear_line(folder, tmp_path):
         score_text([folder / "dynamo"], tmp_path / "empty.txt")
     with pytest.raises(OpsmithError, match="no past_key_values|not a text model"):
         score_text([models.tiny_variant("bert")], folder / "words.txt", threads=1)
+
+
+def test_a_text_that_ends_at_once_has_a_decode_speed(folder, tmp_path):
+    home = tmp_path / "ends"
+    shutil.copytree(folder, home)
+    generator = TextGenerator(home, "dynamo", threads=1)
+    first = generator.generate(WORDS, max_new_tokens=1)[0].tokens[0]
+    config = json.loads((home / "config.json").read_text())
+    (home / "config.json").write_text(json.dumps({**config, "eos_token_id": first}))
+    (row,) = score_text([home / "dynamo"], home / "words.txt", window=40, decode=6, threads=1)
+    assert row.decode_speed > 0

@@ -41,11 +41,18 @@ def write_page(outcomes: Sequence[Outcome]) -> str:
     passed = [o for o in outcomes if o.stock]
     native = [o for o in passed if o.status == "native"]
     text = HEAD.format(
-        onnx=f"onnx {onnx.__version__}", ort=ort.__version__, total=len(outcomes), native=counts.get("native", 0),
-        mixed=counts.get("mixed", 0), ort_only=counts.get("ort", 0), refused=counts.get("refused", 0),
-        bad=sum(counts.get(s, 0) for s in ("wrong", "failed", "crashed")), passed=len(passed), native_passed=len(native),
+        onnx=f"onnx {onnx.__version__}",
+        ort=ort.__version__,
+        total=len(outcomes),
+        native=counts.get("native", 0),
+        mixed=counts.get("mixed", 0),
+        ort_only=counts.get("ort", 0),
+        refused=counts.get("refused", 0),
+        bad=sum(counts.get(s, 0) for s in ("wrong", "failed", "crashed")),
+        passed=len(passed),
+        native_passed=len(native),
         share=100 * len(native) / max(1, len(passed)),
-    )  # fmt: skip
+    )
     by_operator: dict[str, list[Outcome]] = defaultdict(list)
     for o in outcomes:
         by_operator[o.op].append(o)

@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--only", help="tests whose name matches this pattern (commas between several)")
     parser.add_argument("--batch", type=int, default=64, help="models per compiler run")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--isa", default="native", help="the instruction set to build for: a name from geometry.py")
     parser.add_argument("--keep", type=Path, help="keep what is built in this folder")
     parser.add_argument("--json", type=Path, help="also write every outcome to this file")
     parser.add_argument("--page", type=Path, help="write the coverage page to this file")
@@ -38,7 +39,7 @@ def main() -> int:
     def progress(done: int, total: int) -> None:
         print(f"{done} of {total}", file=sys.stderr, flush=True)
 
-    outcomes = suite.run_suite(cases, options.keep, options.batch, options.jobs, progress)
+    outcomes = suite.run_suite(cases, options.keep, options.batch, options.jobs, options.isa, progress)
     if options.json:
         options.json.write_text(json.dumps([dataclasses.asdict(o) for o in outcomes], indent=1))
     if options.page:

@@ -81,9 +81,7 @@ def _make_cases() -> list[Case]:
     for test in tests:
         inputs, outputs = test.data_sets[0]
         plain = [[_plain(x) for x in side] for side in (inputs, outputs)]
-        cases.append(
-            Case(test.name, operator_of(test), test.model.SerializeToString(), *plain, test.rtol, test.atol)
-        )  # fmt: skip
+        cases.append(Case(test.name, operator_of(test), test.model.SerializeToString(), *plain, test.rtol, test.atol))
     return cases
 
 
@@ -226,19 +224,19 @@ def _line(error: Exception) -> str:
 # --- a batch: built and run by child processes ---
 
 
-def work_on(cases: Sequence[Case], folder: Path) -> list[Outcome]:
+def work_on(cases: Sequence[Case], folder: Path, isa: str = "native") -> list[Outcome]:
     """Compile and run a batch. A child that dies is started again behind the test that killed it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cases.pkl").write_bytes(pickle.dumps(list(cases)))
     command = [sys.executable, str(HERE / "worker.py")]
     with (folder / "build.log").open("w") as log:
-        done = subprocess.run([*command, "build", str(folder)], stdout=log, stderr=log, check=False)
+        done = subprocess.run([*command, "build", str(folder), isa], stdout=log, stderr=log, check=False)
     if done.returncode != 0:
         if len(cases) == 1:
             text = (folder / "build.log").read_text()[-600:]
             return [Outcome(cases[0].name, cases[0].op, "crashed", False, [], f"while compiling: {text}")]
         half = len(cases) // 2
-        return [*work_on(cases[:half], folder / "a"), *work_on(cases[half:], folder / "b")]
+        return [*work_on(cases[:half], folder / "a", isa), *work_on(cases[half:], folder / "b", isa)]
     outcomes: list[Outcome] = []
     while len(outcomes) < len(cases):
         log = subprocess.run(
@@ -257,9 +255,13 @@ def work_on(cases: Sequence[Case], folder: Path) -> list[Outcome]:
 
 
 def run_suite(
-    cases: Sequence[Case], folder: Path | None = None, batch: int = 64, jobs: int = 2,
+    cases: Sequence[Case],
+    folder: Path | None = None,
+    batch: int = 64,
+    jobs: int = 2,
+    isa: str = "native",
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Outcome]:  # fmt: skip
+) -> list[Outcome]:
     """All cases, `jobs` batches at a time, in the order given."""
     with tempfile.TemporaryDirectory() as temporary:
         root = folder or Path(temporary)
@@ -267,7 +269,7 @@ def run_suite(
         done = 0
         outcomes: list[Outcome] = []
         with ThreadPoolExecutor(jobs) as pool:
-            for result in pool.map(lambda i: work_on(batches[i], root / f"batch{i}"), range(len(batches))):
+            for result in pool.map(lambda i: work_on(batches[i], root / f"batch{i}", isa), range(len(batches))):
                 outcomes += result
                 done += len(result)
                 progress(done, len(cases))

@@ -16,10 +16,34 @@ import suite
 
 HERE = Path(__file__).parent
 OPS = (
-    "Reshape", "Slice", "Squeeze", "Unsqueeze", "Split", "Expand", "Tile", "Pad", "Gather", "GatherElements", "GatherND", "ScatterElements",
-    "ScatterND", "OneHot", "TopK", "Trilu", "CumSum", "ReduceSum", "ReduceMax", "Resize", "ConstantOfShape", "Range", "Col2Im",
-    "CenterCropPad", "ReverseSequence", "EyeLike", "NegativeLogLikelihoodLoss",
-)  # fmt: skip
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "Unsqueeze",
+    "Split",
+    "Expand",
+    "Tile",
+    "Pad",
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "ScatterElements",
+    "ScatterND",
+    "OneHot",
+    "TopK",
+    "Trilu",
+    "CumSum",
+    "ReduceSum",
+    "ReduceMax",
+    "Resize",
+    "ConstantOfShape",
+    "Range",
+    "Col2Im",
+    "CenterCropPad",
+    "ReverseSequence",
+    "EyeLike",
+    "NegativeLogLikelihoodLoss",
+)
 
 
 def test_malformed_integers_raise_or_answer(tmp_path: Path) -> None:
@@ -32,7 +56,7 @@ def test_malformed_integers_raise_or_answer(tmp_path: Path) -> None:
     assert len(taken) >= 20
     (tmp_path / "cases.pkl").write_bytes(pickle.dumps(cases))
     command = [sys.executable, str(HERE / "worker.py")]
-    subprocess.run([*command, "build", str(tmp_path)], check=True, capture_output=True)
+    subprocess.run([*command, "build", str(tmp_path), "native"], check=True, capture_output=True)
     ran = subprocess.run([*command, "malform", str(tmp_path)], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, f"died at {ran.stdout.splitlines()[-1:]}: {ran.stderr[-500:]}"
     counts = json.loads(ran.stdout.splitlines()[-1])

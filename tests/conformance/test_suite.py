@@ -10,8 +10,8 @@ import suite
 BAD = ("wrong", "failed", "crashed")
 
 
-def judge(cases: list[suite.Case], folder: Path, batch: int) -> list[suite.Outcome]:
-    outcomes = suite.run_suite(cases, folder, batch)
+def judge(cases: list[suite.Case], folder: Path, batch: int, isa: str = "native") -> list[suite.Outcome]:
+    outcomes = suite.run_suite(cases, folder, batch, isa=isa)
     assert [o.name for o in outcomes] == [c.name for c in cases]
     bad = [f"{o.status} {o.name}: {o.detail}" for o in outcomes if o.status in BAD]
     assert not bad, "\n".join(bad[:20])
@@ -32,6 +32,32 @@ def test_one_test_per_operator_is_right(cases: list[suite.Case], tmp_path: Path)
     outcomes = judge(list(first.values()), tmp_path, batch=len(first) // 2 + 1)
     passed = [o for o in outcomes if o.stock]
     assert sum(o.status == "native" for o in passed) >= 0.6 * len(passed)
+
+
+# Operators of every kind: products, convolutions, pooling, norms, quantized, elementwise, reductions, data movement.
+SPREAD = {
+    "Gemm", "MatMul", "Einsum", "Conv", "ConvTranspose", "ConvInteger", "MaxPool", "AveragePool",
+    "GlobalAveragePool", "LpPool", "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization",
+    "InstanceNormalization", "GroupNormalization", "BatchNormalization", "LRN", "Attention", "RotaryEmbedding",
+    "QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "QLinearConv", "Add", "Div", "Mod", "Pow", "Exp", "Log",
+    "Erf", "Gelu", "Mish", "Tanh", "Sin", "Sqrt", "Round", "Clip", "Where", "Cast", "ReduceMean",
+    "ReduceLogSumExp", "ReduceMax", "ArgMax", "CumSum", "TopK", "Gather", "ScatterND", "Resize", "GridSample",
+    "Pad", "Transpose", "Concat",
+}  # fmt: skip
+
+
+def test_single_floats_instead_of_vectors_give_the_same(cases: list[suite.Case], tmp_path: Path) -> None:
+    """An instruction set is a header and a row of geometry.py: simd_scalar.hpp knows nothing but plain C++."""
+    first: dict[str, suite.Case] = {}
+    last: dict[str, suite.Case] = {}
+    for case in cases:
+        if case.op in SPREAD and "expanded" not in case.name:
+            first.setdefault(case.op, case)
+            last[case.op] = case
+    assert len(first) == len(SPREAD)
+    chosen = list({c.name: c for c in (*first.values(), *last.values())}.values())
+    outcomes = judge(chosen, tmp_path, len(chosen) // 2 + 1, "scalar")
+    assert sum(o.status == "native" for o in outcomes) >= 0.8 * len(outcomes)
 
 
 def test_a_difference_is_seen() -> None:

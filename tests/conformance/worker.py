@@ -1,6 +1,6 @@
 """The child process of the conformance tests.
 
-build FOLDER        compile the batch of cases in FOLDER
+build FOLDER SET    compile the batch of cases in FOLDER, for an instruction set of geometry.py or "native"
 run FOLDER FIRST    run them one after the other, from FIRST on
 malform FOLDER      run them with nonsense in their integer inputs
 """
@@ -19,10 +19,12 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 import suite  # noqa: E402
 
 
-def build(folder: Path, cases: list[suite.Case]) -> None:
+def build(folder: Path, cases: list[suite.Case], isa: str) -> None:
     import batch
 
-    library, built = batch.compile_batch([(c.name, c.model) for c in cases], folder)
+    from opsmith.compiler.geometry import SETS
+
+    library, built = batch.compile_batch([(c.name, c.model) for c in cases], folder, isa=SETS.get(isa))
     record = {"library": str(library) if library else None, "built": [dataclasses.asdict(b) for b in built]}
     (folder / "built.json").write_text(json.dumps(record))
 
@@ -72,7 +74,7 @@ if __name__ == "__main__":
     sys.modules["suite"] = suite
     loaded = pickle.loads((where / "cases.pkl").read_bytes())
     if action == "build":
-        build(where, loaded)
+        build(where, loaded, sys.argv[3])
     elif action == "malform":
         malform(where, loaded)
     else:

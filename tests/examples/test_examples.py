@@ -40,8 +40,14 @@ def test_own_kernel(tmp_path):
     assert float(run("own_kernel.py", tmp_path).split(":")[1]) < 1e-6
 
 
+def test_new_kernel(tmp_path):
+    out = run("new_kernel.py", tmp_path)
+    assert "r = running_max(rows=n, cols=m, x=in0_x)" in out
+    assert float(out.split("numpy:")[1]) == 0.0
+
+
 def test_plain_onnxruntime(tmp_path):
-    sys.path.insert(0, str(Path(__file__).parents[1] / "compile"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "compiler"))
     from small import MLP
 
     result = opsmith.compile(MLP, tmp_path / "mlp" / "compiled", regions="whole")

@@ -19,6 +19,8 @@ struct Array {
       float x = static_cast<float>(2 * random.uniform() - 1);
       if constexpr (HalfStorage<T>)
         data[i] = {narrow(splat(x), T{})[0]};
+      else if constexpr (__is_same(T, bf16x2))
+        data[i] = {static_cast<uint32_t>(narrow_pairs(splat(x), splat(1.5f * x - 0.25f))[0])};
       else
         data[i] = x;
     }

@@ -1,4 +1,4 @@
-// The kernels under C names, so that test_pack.py can hand them what compile/pack.py packed.
+// The kernels under C names, so that test_pack.py can hand them what compiler/pack.py packed.
 #include "conv_transpose.hpp"
 #include "depthwise.hpp"
 #include "quant.hpp"
@@ -10,14 +10,22 @@ static auto plain = [](F sum, Row, i64, auto) { return sum; };
 static constexpr Pool serial{nullptr, nullptr, 1};
 
 extern "C" {
-int lanes() { return static_cast<int>(W); }
-
 void gemm_f32(i64 M, i64 N, i64 K, const float* a, const float* packed, float* c) {
   gemm(serial, M, N, K, a, K, packed, c, N, plain);
 }
 
+void gemm_bf16_f32(i64 M, i64 N, i64 K, const float* a, const bf16* packed, float* c) {
+  gemm_bf16(serial, M, N, K, a, K, packed, c, N, plain);
+}
+
+i64 conv2d_workspace_bytes(const ConvShape* s) { return conv2d_workspace(*s); }
+
 void conv2d_f32(const ConvShape* s, const float* x, const float* packed, float* y, void* workspace) {
   conv2d(serial, *s, x, packed, y, workspace, plain);
+}
+
+void conv2d_bf16_f32(const ConvShape* s, const float* x, const bf16* packed, float* y, void* workspace) {
+  conv2d_bf16(serial, *s, x, packed, y, workspace, plain);
 }
 
 i64 winograd_workspace_bytes(const ConvShape* s, i64 tile) {
@@ -27,6 +35,10 @@ i64 winograd_workspace_bytes(const ConvShape* s, i64 tile) {
 void winograd_f32(const ConvShape* s, i64 tile, const float* x, const float* transformed, float* y, void* workspace) {
   if (tile == 4) return conv2d_winograd4(serial, *s, x, transformed, y, workspace, plain);
   conv2d_winograd2(serial, *s, x, transformed, y, workspace, plain);
+}
+
+void winograd2_bf16(const ConvShape* s, const bf16* x, const bf16* transformed, float* y, void* workspace) {
+  conv2d_winograd2_bf16(serial, *s, x, transformed, y, workspace, plain);
 }
 
 void depthwise_f32(const ConvShape* s, const float* x, const float* weights, float* y) {

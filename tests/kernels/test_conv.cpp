@@ -5,11 +5,13 @@
 using namespace opsmith;
 using namespace opsmith::test;
 
-template <class TB = float>
+template <class TB = float, class TX = float>
 static void check(const Pool& pool, Random& random, const ConvShape& s) {
-  i64 columns = s.out_channels / s.groups, depth = s.taps() * s.channels / s.groups;
-  check_conv<TB>(
-      "conv2d", pool, random, s, s.groups * packed_size(columns, depth), conv2d_workspace(s), 3e-6,
+  const i64 columns = s.out_channels / s.groups, channels = s.channels / s.groups;
+  const i64 run = conv_merges_rows(s) ? s.kernel_w * channels : channels;  // what the sum takes in one piece
+  const i64 depth = s.taps() * channels / max<i64>(1, run) * round_up(run, step_k<TB>);
+  check_conv<TB, TX>(
+      "conv2d", pool, random, s, s.groups * packed_size<TB>(columns, depth), conv2d_workspace(s), step_k<TB> == 1 ? 3e-6 : 1e-5,
       [](auto&&... x) { conv2d(x...); }, [](auto&&... x) { conv2d_reference(x...); });
 }
 
@@ -44,6 +46,16 @@ int main() {
     check<f16>(three, random, conv_shape(2, 2, 2, 130, 100, kernel, 1, kernel / 2));
     check<bf16>(one, random, conv_shape(1, 5, 5, 12, 24, kernel, 2, 1, 1, 4));
   }
+  // Products in bf16: channels that are not whole pairs, rows of the kernel merged, groups
+  for (i64 channels : {3, 7, 16, 33})
+    for (i64 kernel : {1, 2, 3})
+      for (i64 size : {1, 2, 9}) {
+        check<bf16x2, bf16>(three, random, conv_shape(2, size, size + 2, channels, 50, kernel, 1, kernel / 2));
+        check<bf16x2>(three, random, conv_shape(2, size, size + 2, channels, 50, kernel, 1, kernel / 2));
+      }
+  check<bf16x2, bf16>(one, random, conv_shape(1, 5, 5, 10, 24, 3, 2, 1, 1, 2));
+  check<bf16x2, bf16>(one, random, conv_shape(1, 5, 5, 33, 24, 3, 1, 1, 1, 1, 2));
+  check<bf16x2, bf16>(three, random, conv_shape(1, 5, 5, 1301, 20, 3, 1, 1));
   check(one, random, conv_shape(0, 5, 5, 4, 4, 3, 1, 1));
   check(one, random, conv_shape(1, 5, 5, 4, 0, 3, 1, 1));
   check(one, random, conv_shape(1, 5, 5, 0, 4, 3, 1, 1));  // no input channels: only the epilogue
@@ -51,5 +63,13 @@ int main() {
   ConvShape uneven = conv_shape(1, 8, 9, 5, 6, 3);
   uneven.kernel_w = 2, uneven.pad_left = 2, uneven.stride_w = 2, uneven.out_width = 6, uneven.out_height = 7, uneven.pad_top = 1;
   check(three, random, uneven);
+  for (i64 channels : {3, 20})  // three spatial dims
+    for (i64 kernel_d : {1, 2, 3})
+      for (i64 stride : {1, 2}) {
+        ConvShape deep = conv_shape(2, 7, 8, channels, 18, 3, stride, 1);
+        deep.depth = 5, deep.kernel_d = kernel_d, deep.stride_d = stride, deep.pad_front = kernel_d / 2, deep.dilation_d = 3 - stride;
+        deep.out_depth = (deep.depth + 2 * deep.pad_front - deep.dilation_d * (kernel_d - 1) - 1) / stride + 1;
+        check(channels == 3 ? one : three, random, deep);
+      }
   return finish();
 }

@@ -10,7 +10,7 @@ template <class TA, class TB, class TC>
 void check_gemm(const Pool& pool, Random& random, i64 M, i64 N, i64 K, double tolerance) {
   i64 lda = K + random.below(5), ldc = N + random.below(5), per_item = random.below(2) ? 1 + random.below(9) : 0;
   Array<TA> a(M > 0 ? (M - 1) * lda + K : 0, random);
-  Array<TB> b(packed_size(N, K), random);
+  Array<TB> b(packed_size<TB>(N, K), random);
   Array<float> bias(N, random), item(M + 1, random);
   Array<TC> got(M * ldc, random), want(got);
   auto ep = [=, bias = bias.data, item = item.data](F sum, Row row, i64 column, auto lanes) {
@@ -64,6 +64,14 @@ int main() {
       check_gemm<bf16, bf16, bf16>(three, random, M, N, 77, 8e-3);
       check_gemm<bf16, float, float>(three, random, M, N, 77, 2e-6);
     }
+  for (i64 M : {0, 1, 2, 3, 5, 8, 9, 13, 31})
+    for (i64 N : {0, 1, 5, 16, 17, 48, 49, 97})
+      for (i64 K : {0, 1, 2, 3, 8, 33, 77}) {
+        check_gemm<bf16, bf16x2, float>(M % 2 ? one : three, random, M, N, K, 4e-6);
+        check_gemm<float, bf16x2, float>(M % 2 ? one : three, random, M, N, K, 4e-6);
+      }
+  check_gemm<bf16, bf16x2, float>(three, random, 205, 500, 301, 1e-5);
+  check_gemm<bf16, bf16x2, bf16>(three, random, 40, 100, 65, 8e-3);
   for (int flags = 0; flags < 16; ++flags)
     for (i64 batch : {1, 2, 5})
       for (i64 M : {1, 9, 40}) {

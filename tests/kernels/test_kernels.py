@@ -1,7 +1,7 @@
 """Every tests/kernels/test_*.cpp, compiled and run: as fast code, and under ASan + UBSan.
 
-The fast build uses this CPU's widest vectors, the sanitized one AVX2 (or the CPU's own outside x86), and the slow one
-the baseline of the architecture, so that all lane counts are exercised on one machine where the CPU allows it.
+The fast build uses this CPU's widest vectors, the sanitized one AVX2 (or the CPU's own outside x86), and the slow ones
+the baseline of the architecture and single floats, so that all lane counts are exercised on one machine where the CPU allows it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+from opsmith.compiler.geometry import AVX2, SCALAR
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "src" / "opsmith" / "kernels"
@@ -26,14 +28,17 @@ BUILDS = {
         "-g1",
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all",
-        *(["-mavx2", "-mfma", "-mf16c"] if X86 else ["-march=native"]),
+        *(AVX2.flags if X86 else ["-march=native"]),
     ],
     "baseline": ["-O2"],
+    "scalar": ["-O2", SCALAR.choice],
 }
 
 
 @pytest.mark.parametrize("source", sorted(p.name for p in HERE.glob("test_*.cpp")))
-@pytest.mark.parametrize("build", ["native", "sanitized", pytest.param("baseline", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "build", ["native", "sanitized", *(pytest.param(b, marks=pytest.mark.slow) for b in ("baseline", "scalar"))]
+)
 def test_kernel(build: str, source: str, tmp_path: Path) -> None:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:

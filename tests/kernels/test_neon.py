@@ -27,14 +27,25 @@ ALWAYS = ("test_conv.cpp", "test_gemm.cpp", "test_winograd.cpp")
     "source",
     [pytest.param(p.name, marks=() if p.name in ALWAYS else pytest.mark.slow) for p in sorted(HERE.glob("test_*.cpp"))],
 )
-def test_kernel_under_emulation(source: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cpu", ["armv8-a", pytest.param("armv8.6-a", marks=pytest.mark.slow)])  # the second has bfdot
+def test_kernel_under_emulation(cpu: str, source: str, tmp_path: Path) -> None:
     compiler, emulator = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
     if compiler is None or emulator is None:
         missing = [n for n, p in (("g++-aarch64-linux-gnu", compiler), ("qemu-user", emulator)) if p is None]
         pytest.skip(f"not installed: {', '.join(missing)}")
     program = tmp_path / "test"
-    command = [compiler, *FLAGS, f"-I{KERNELS}", f"-I{HERE}", str(HERE / source), "-o", str(program), "-lm"]
+    command = [
+        compiler,
+        *FLAGS,
+        f"-march={cpu}",
+        f"-I{KERNELS}",
+        f"-I{HERE}",
+        str(HERE / source),
+        "-o",
+        str(program),
+        "-lm",
+    ]
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr[-4000:]
-    ran = subprocess.run([emulator, str(program)], capture_output=True, text=True, timeout=900)
+    ran = subprocess.run([emulator, "-cpu", "max", str(program)], capture_output=True, text=True, timeout=900)
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]

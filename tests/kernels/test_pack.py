@@ -1,4 +1,4 @@
-"""Weights packed by compile/pack.py, run through the kernels that read them, against numpy."""
+"""Weights packed by compiler/pack.py, run through the kernels that read them, against numpy."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx.helper
 import onnxruntime
 import pytest
 
-from opsmith.compile.pack import (
+from opsmith.compiler import geometry
+from opsmith.compiler.pack import (
     pack_conv2d,
+    pack_conv_pairs,
     pack_conv_transposed,
     pack_depthwise,
     pack_gemm,
+    pack_pairs,
     pack_quantized,
     pack_winograd,
+    pack_winograd_pairs,
     unpack_matmul_nbits,
 )
 from opsmith.errors import OpsmithError
@@ -37,6 +42,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     subprocess.run([compiler, *flags, str(HERE / "pack_abi.cpp"), "-o", str(target)], check=True)
     library = ctypes.CDLL(str(target))
     library.winograd_workspace_bytes.restype = ctypes.c_int64
+    library.conv2d_workspace_bytes.restype = ctypes.c_int64
     return library
 
 
@@ -47,6 +53,10 @@ def _call(function: object, *arguments: object) -> None:
     function(*converted)  # type: ignore[operator]
 
 
+# The rest of ConvShape: strides of pixels, upsampling, blocking, and the depth of a flat image.
+FLAT = (0, 0, 1, 0, 0, 1, 1, 1, 1, 0, 1)
+
+
 def _conv_shape(
     x: np.ndarray, w: np.ndarray, stride: int = 1, pad: int = 0, dilation: int = 1, groups: int = 1
 ) -> np.ndarray:
@@ -54,7 +64,7 @@ def _conv_shape(
     (n, h, wd, c), (o, _, kh, kw) = x.shape, w.shape
     oh = (h + 2 * pad - dilation * (kh - 1) - 1) // stride + 1
     ow = (wd + 2 * pad - dilation * (kw - 1) - 1) // stride + 1
-    fields = [n, h, wd, c, oh, ow, o, kh, kw, stride, stride, pad, pad, dilation, dilation, groups, 0, 0, 1]
+    fields = [n, h, wd, c, oh, ow, o, kh, kw, stride, stride, pad, pad, dilation, dilation, groups, *FLAT]
     return np.array(fields, np.int64)
 
 
@@ -83,7 +93,7 @@ def test_packed_gemm_weight_gives_the_matrix_product(library: ctypes.CDLL, m: in
     rng = np.random.default_rng(m * n + k)
     a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
     c = np.full((m, n), np.nan, np.float32)
-    _call(library.gemm_f32, m, n, k, a, pack_gemm(b, library.lanes()), c)
+    _call(library.gemm_f32, m, n, k, a, pack_gemm(b, geometry.native()), c)
     np.testing.assert_allclose(c, a @ b, rtol=1e-5, atol=1e-5)
 
 
@@ -94,10 +104,33 @@ def test_packed_conv_weight_gives_the_convolution(library: ctypes.CDLL, channels
     x = rng.standard_normal((2, 7, 6, channels), np.float32)
     w = rng.standard_normal((out, channels // groups, 3, 2), np.float32)
     want = _conv(x, w, stride=2, pad=1, dilation=2, groups=groups)
-    y, workspace = np.full(want.shape, np.nan, np.float32), np.empty(4096, np.float32)
     shape = _conv_shape(x, w, stride=2, pad=1, dilation=2, groups=groups)
-    _call(library.conv2d_f32, shape, x, pack_conv2d(w, groups, library.lanes()), y, workspace)
+    room = library.conv2d_workspace_bytes(shape.ctypes.data_as(ctypes.c_void_p))
+    y, workspace = np.full(want.shape, np.nan, np.float32), np.empty(room, np.uint8)
+    _call(library.conv2d_f32, shape, x, pack_conv2d(w, groups, geometry.native()), y, workspace)
     np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (3, 47, 5), (9, 48, 18), (2, 16, 0)])
+def test_weights_packed_in_pairs_give_the_product_of_what_bf16_keeps_of_them(
+    library: ctypes.CDLL, m: int, n: int, k: int
+) -> None:
+    rng = np.random.default_rng(m * n + k)
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+    c = np.full((m, n), np.nan, np.float32)
+    _call(library.gemm_bf16_f32, m, n, k, a, pack_pairs(b, geometry.native()), c)
+    np.testing.assert_allclose(c, a @ b.astype(ml_dtypes.bfloat16).astype(np.float32), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_conv_weights_packed_in_pairs_give_the_convolution(library: ctypes.CDLL, groups: int) -> None:
+    rng = np.random.default_rng(groups)
+    x, w = rng.standard_normal((2, 7, 6, 38), np.float32), rng.standard_normal((50, 38 // groups, 3, 2), np.float32)
+    rounded = w.astype(ml_dtypes.bfloat16).astype(np.float32)
+    want, shape = _conv(x, rounded, pad=1, groups=groups), _conv_shape(x, w, pad=1, groups=groups)
+    y, workspace = np.full(want.shape, np.nan, np.float32), np.empty(4096, np.uint8)
+    _call(library.conv2d_bf16_f32, shape, x, pack_conv_pairs(w, groups, geometry.native()), y, workspace)
+    np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("tile", [2, 4])
@@ -107,9 +140,22 @@ def test_transformed_winograd_weight_gives_the_convolution(library: ctypes.CDLL,
     want, shape = _conv(x, w, pad=1), _conv_shape(x, w, pad=1)
     y = np.full(want.shape, np.nan, np.float32)
     size = library.winograd_workspace_bytes(shape.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(tile))
-    transformed = pack_winograd(w, tile, library.lanes())
+    transformed = pack_winograd(w, tile, geometry.native())
     _call(library.winograd_f32, shape, tile, x, transformed, y, np.empty(size + 64, np.uint8))
     np.testing.assert_allclose(y, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("channels", [19, 64])
+def test_transformed_weights_in_pairs_give_the_convolution_within_the_error_of_bf16(
+    library: ctypes.CDLL, channels: int
+) -> None:
+    rng = np.random.default_rng(channels)
+    x, w = rng.standard_normal((2, 7, 9, channels)), rng.standard_normal((101, channels, 3, 3)).astype(np.float32)
+    narrow = x.astype(ml_dtypes.bfloat16)
+    want, shape = _conv(narrow.astype(np.float32), w, pad=1), _conv_shape(narrow, w, pad=1)
+    y, workspace = np.full(want.shape, np.nan, np.float32), np.empty(1 << 22, np.uint8)
+    _call(library.winograd2_bf16, shape, narrow, pack_winograd_pairs(w, geometry.native()), y, workspace)
+    np.testing.assert_allclose(y, want, rtol=0, atol=1e-2 * np.abs(want).max())
 
 
 def test_packed_depthwise_weight_gives_the_convolution(library: ctypes.CDLL) -> None:
@@ -140,8 +186,8 @@ def test_packed_transposed_weight_gives_the_transposed_convolution(
     want = full[:, pad:-pad, pad:-pad]
     fields = [n, h, wd, c, oh - 2 * pad, ow - 2 * pad, o, kh, kw, stride, stride, pad, pad, dilation, dilation, groups]
     y, workspace = np.full(want.shape, np.nan, np.float32), np.empty(4096, np.float32)
-    packed = pack_conv_transposed(w, groups, (stride, stride), (dilation, dilation), library.lanes())
-    _call(library.transposed_f32, np.array([*fields, 0, 0, 1], np.int64), x, packed, y, workspace)
+    packed = pack_conv_transposed(w, groups, (stride, stride), (dilation, dilation), geometry.native())
+    _call(library.transposed_f32, np.array([*fields, *FLAT], np.int64), x, packed, y, workspace)
     np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
 
 
@@ -183,15 +229,10 @@ def test_packed_matmul_nbits_gives_what_onnxruntime_computes(
     ort = _matmul_nbits(a, k, n, bits, block, inputs)
     np.testing.assert_allclose(ort, want, rtol=0, atol=1e-5 * np.abs(want).max())  # the meaning of the format
     c = np.full((m, n), np.nan, np.float32)
-    _call(library.quantized, bits, half_scales, zeros, m, n, k, block, a, pack_quantized(weight, library.lanes()), c)
+    _call(library.quantized, bits, half_scales, zeros, m, n, k, block, a, pack_quantized(weight, geometry.native()), c)
     np.testing.assert_allclose(c, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
 def test_a_weight_of_the_wrong_rank_is_refused() -> None:
     with pytest.raises(OpsmithError, match="2 dims"):
-        pack_gemm(np.zeros((2, 3, 4), np.float32), 8)
-
-
-def test_unknown_vector_width_is_refused() -> None:
-    with pytest.raises(OpsmithError, match="32 floats"):
-        pack_gemm(np.zeros((3, 4), np.float32), 32)
+        pack_gemm(np.zeros((2, 3, 4), np.float32), geometry.AVX2)

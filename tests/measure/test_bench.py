@@ -17,9 +17,10 @@ from small_models import mlp, save
 from opsmith import OpsmithError, store
 from opsmith.cli import main
 from opsmith.measure import bench as module
-from opsmith.measure import contention, peak, peers
+from opsmith.measure import peak
 from opsmith.measure.bench import bench
-from opsmith.measure.worker import Worker
+from opsmith.timing import contention, peers
+from opsmith.timing.worker import Worker
 
 QUICK = {"rounds": 3, "processes": 1, "threads": 1, "seconds": 1.0}
 QUICK_FLAGS = ["--rounds", "3", "--processes", "1", "--threads", "1", "--seconds", "1"]
@@ -79,7 +80,7 @@ def test_a_variant_that_computes_something_else_is_reported_with_exit_code_1(mod
 
 def test_csv_json_and_table_agree(model, capsys, monkeypatch):
     result = bench(model, **QUICK)
-    monkeypatch.setattr("opsmith.cli.bench.bench", lambda *a, **k: result)
+    monkeypatch.setattr("opsmith.measure.bench.bench", lambda *a, **k: result)
     main_ok("bench", str(model), "--csv")
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     main_ok("bench", str(model), "--json")
@@ -137,25 +138,25 @@ def test_stored_test_data_is_what_is_run(model, monkeypatch):
     x = np.full((3, 64), 0.5, np.float32)
     store.write_test_data(model / "a", {"x": x}, {})
     feed, origin = module.choose_inputs(store.find_model(model / "a"), None, 0)
-    assert origin == "test_data_set_0"
+    assert origin == "test data"
     np.testing.assert_array_equal(feed["x"], x)
     feed, origin = module.choose_inputs(store.find_model(model / "a"), {"batch": 7}, 5)
-    assert origin == "random, seed 5" and feed["x"].shape == (7, 64)
+    assert origin == "--shape, seed 5" and feed["x"].shape == (7, 64)
     again, _ = module.choose_inputs(store.find_model(model / "a"), {"batch": 7}, 5)
     np.testing.assert_array_equal(feed["x"], again["x"])
 
 
 def test_indices_into_what_a_compiled_graph_hides_stay_in_the_range_of_its_test_data(tmp_path):
-    """The graph shows an op of another domain; 10 rows would be the guess, the table has 3."""
-    node = onnx.helper.make_node("Hidden", ["ids"], ["y"], domain="elsewhere")
+    """The graph shows no table; 10 rows would be the guess, the table has 3."""
+    node = onnx.helper.make_node("Cast", ["ids"], ["y"], to=onnx.TensorProto.FLOAT)
     ids = onnx.helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["n"])
     y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n"])
     graph = onnx.helper.make_graph([node], "g", [ids], [y])
-    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("elsewhere", 1)]
+    opsets = [onnx.helper.make_opsetid("", 18)]
     folder = save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "net" / "a")
     store.write_test_data(folder, {"ids": np.array([0, 2, 1])}, {})
     feed, origin = module.choose_inputs(store.find_model(folder), {"n": 200}, 0)
-    assert origin == "random, seed 0" and set(feed["ids"]) == {0, 1, 2}
+    assert origin == "--shape, seed 0" and set(feed["ids"]) == {0, 1, 2}
 
 
 @pytest.mark.parametrize(
@@ -280,7 +281,7 @@ def test_too_few_clean_rounds_are_admitted():
 def test_peak_is_measured_once_and_kept(monkeypatch, capsys):
     assert peak.cached() is None
     main_ok("bench", "--machine")
-    assert "peak GFLOP/s" in capsys.readouterr().out
+    assert "fp32 GFLOP/s" in capsys.readouterr().out
     found = peak.cached()
     assert found is not None
     limits = found.at(1)
@@ -292,7 +293,7 @@ def test_peak_is_measured_once_and_kept(monkeypatch, capsys):
 def test_share_of_peak_uses_the_cached_machine(model):
     limits = peak.Limits(1, 1e9, 1e9, 1e9)
     peak.cache_file().parent.mkdir(parents=True)
-    text = {"format": 1, "cpu": peak.machine.cpu_name(), "cores": peak.machine.cores(), "others": 0.0}
+    text = {"format": peak._FORMAT, "cpu": peak.machine.cpu_name(), "cores": peak.machine.cores(), "others": 0.0}
     peak.cache_file().write_text(json.dumps({**text, "limits": [limits.__dict__]}))
     entry = bench(model / "a", **QUICK).entries[0]
     assert entry.share_of_peak == pytest.approx(entry.gflops)

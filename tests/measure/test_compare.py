@@ -32,7 +32,7 @@ def test_what_changed_is_counted_measured_and_matched(tmp_path):
 
 
 def test_a_wrong_variant_gives_exit_code_1(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("opsmith.cli.compare.compare", lambda a, b, **given: compare(a, b, **given | QUICK))
+    monkeypatch.setattr("opsmith.measure.compare.compare", lambda a, b, **given: compare(a, b, **given | QUICK))
     a, b = save(mlp(), tmp_path / "net" / "a"), save(mlp(shift=0.5), tmp_path / "net" / "b")
     with pytest.raises(SystemExit) as ended:
         main(["compare", str(a), str(b)])

@@ -13,8 +13,10 @@ from small_models import mlp, save, tensor
 import opsmith
 from opsmith import OpsmithError, store
 from opsmith.cli import main
-from opsmith.measure import nsys, peak, trace
-from opsmith.measure.profile import Profile, Row, compare_nodes, compare_types, kernel_type, profile
+from opsmith.measure import nsys, peak
+from opsmith.measure.profile import Profile, compare_nodes, compare_types, profile
+from opsmith.timing import trace
+from opsmith.timing.rows import Row, kernel_type
 
 
 @pytest.fixture(autouse=True)

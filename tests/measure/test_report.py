@@ -24,7 +24,7 @@ def made(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPSMITH_CACHE", str(root / "cache"))
         limits = [{"threads": 1, "flops": 5e10, "read": 1e10, "triad": 9e9}]
-        known = {"format": 1, "cpu": peak.machine.cpu_name(), "cores": peak.machine.cores(), "others": 0.0}
+        known = {"format": peak._FORMAT, "cpu": peak.machine.cpu_name(), "cores": peak.machine.cores(), "others": 0.0}
         peak.cache_file().parent.mkdir(parents=True)
         peak.cache_file().write_text(json.dumps({**known, "limits": limits}))
         save(mlp(128, 3), root / "net" / "plain")
@@ -187,9 +187,14 @@ def test_tuned_kernels_are_in_the_page() -> None:
     from opsmith.measure.report.page import _tuned
 
     choice = {
-        "kernel": "conv", "sizes": "batch=1 <b>", "calls": 3, "analytical": "conv2d", "chosen": "conv2d_winograd4 24x3",
-        "us_before": 40.0, "us_after": 10.0,
-    }  # fmt: skip
+        "kernel": "conv",
+        "sizes": "batch=1 <b>",
+        "calls": 3,
+        "analytical": "conv2d",
+        "chosen": "conv2d_winograd4 24x3",
+        "us_before": 40.0,
+        "us_after": 10.0,
+    }
     tuned = {"search": 2, "threads": 2, "calls_changed": 3, "ms_before": 0.12, "ms_after": 0.03, "choices": [choice]}
     text = _tuned(tuned, "tuned-0")
     assert "conv2d_winograd4 24x3" in text and "batch=1 &lt;b&gt;" in text

@@ -41,9 +41,13 @@ def test_the_starters_clip_prefers_what_a_picture_shows() -> None:
 
 def test_a_variant_against_itself_is_the_same_and_less_work_is_not() -> None:
     rows = score_pictures(
-        models.tiny_pipeline("dynamo"), ["dynamo", "dynamo", "dynamo@steps=1", "dynamo@size=16x24"], ["a cat"],
-        seeds=[0, 1], steps=2, threads=1,
-    )  # fmt: skip
+        models.tiny_pipeline("dynamo"),
+        ["dynamo", "dynamo", "dynamo@steps=1", "dynamo@size=16x24"],
+        ["a cat"],
+        seeds=[0, 1],
+        steps=2,
+        threads=1,
+    )
     for less in rows[2:]:
         assert less.psnr is not None
         assert less.psnr < 60

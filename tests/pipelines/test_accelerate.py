@@ -73,6 +73,31 @@ def test_other_weights_get_another_key() -> None:
     assert _key(parts) != first
 
 
+CHANGES = {
+    "in place": lambda torch, w: w.mul_(2),
+    "behind torch's counters": lambda torch, w: w.data.mul_(2),
+    "another tensor": lambda torch, w: setattr(w, "data", w.data * 2),
+    "one number": lambda torch, w: w.view(-1)[7].add_(1),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_weights_that_change_afterwards_are_never_ignored(ready: Path, kind: str) -> None:
+    import torch
+
+    pipe = pipeline()
+    sample, states = torch.randn(2, 4, 8, 8), torch.randn(2, 77, 64)
+    opsmith.accelerate(pipe, folder=ready, regions="all", threads=1)
+    stale = pipe.unet(sample, 5, states).sample
+    with torch.no_grad():
+        CHANGES[kind](torch, pipe.unet.conv_in.weight)
+    with pytest.warns(UserWarning, match="the weights of UNet2DConditionModel changed"):
+        now = pipe.unet(sample, 5, states).sample
+    opsmith.restore(pipe)
+    assert torch.equal(now, pipe.unet(sample, 5, states).sample)
+    assert not torch.allclose(now, stale, atol=1e-4)
+
+
 def test_a_pipeline_without_unet_is_refused() -> None:
     with pytest.raises(OpsmithError, match="no text_encoder"):
         opsmith.accelerate(object())

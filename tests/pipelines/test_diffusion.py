@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import opsmith
+from opsmith import starter
 from opsmith.errors import OpsmithError
 from opsmith.pipelines import pictures
 from opsmith.pipelines.diffusion import Cancelled, DiffusionApp
@@ -111,9 +112,16 @@ def test_inpainting_is_that_of_diffusers(channels: int) -> None:
     init, mask = picture(1), box_mask()
     name = "stable-diffusion-inpainting" if channels == 9 else "stable-diffusion"
     expected = reference("StableDiffusionInpaintPipeline", name, "ddim")(
-        "a pear", image=init, mask_image=mask, height=32, width=32, strength=1.0, num_inference_steps=4,
-        guidance_scale=4.0, generator=torch_seed(2),
-    ).images[0]  # fmt: skip
+        "a pear",
+        image=init,
+        mask_image=mask,
+        height=32,
+        width=32,
+        strength=1.0,
+        num_inference_steps=4,
+        guidance_scale=4.0,
+        generator=torch_seed(2),
+    ).images[0]
     ours = DiffusionApp(models.tiny_pipeline("dynamo", inpainting=True), threads=1) if channels == 9 else app()
     made = ours.generate(
         "a pear", init=init, mask=mask, steps=4, guidance=4.0, seed=2, scheduler="ddim", torch_noise=True
@@ -248,3 +256,9 @@ def test_the_command_writes_numbered_pngs_and_nothing_for_bad_input(tmp_path: Pa
     assert run("--n", "2").exit_code == 0
     assert {p.name for p in tmp_path.iterdir()} == {"broken.png", "o_0.png", "o_1.png"}
     assert pictures.settings_of(tmp_path / "o_1.png")["index"] == 1
+
+
+def test_a_copy_of_the_starter_pipeline_has_its_guidance(tmp_path):
+    shutil.copytree(starter.folder("pictures"), tmp_path / "copy")
+    made = DiffusionApp(tmp_path / "copy").generate("a frog", steps=1)
+    assert made.settings[0]["guidance"] == DiffusionApp(starter.folder("pictures")).guidance == 2.0

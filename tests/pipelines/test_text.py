@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 
 import models
 import numpy as np
 import pytest
 
 import opsmith
+from opsmith import starter
 from opsmith.errors import OpsmithError
-from opsmith.pipelines.prompts import Style, contains, load_style, write_prompts
+from opsmith.pipelines import text as text_pipeline
+from opsmith.pipelines.lookup import Lookup
+from opsmith.pipelines.prompts import Style, contains, load_style, style_of, write_prompts
 from opsmith.pipelines.sampling import Sampling
 from opsmith.pipelines.text import InPlaceCache, TextGenerator
 
@@ -123,7 +127,26 @@ class TestSampling:
         assert Sampling(no_repeat_ngram=2).next_token(self.logits, [3, 0, 2, 3], rng) == 1
         assert Sampling(no_repeat_ngram=1).next_token(self.logits, [0, 1], rng) == 2
 
-    @pytest.mark.parametrize("option", [{"temperature": -1}, {"top_p": 0}, {"min_p": 1}, {"repetition_penalty": 0}])
+    def test_no_temperature_is_too_small(self):
+        rng = np.random.default_rng(0)
+        assert [Sampling(temperature=t).next_token(self.logits, [], rng) for t in (1e-308, 1e-6, 1e-4)] == [0, 0, 0]
+
+    def test_penalties_count_what_was_written_and_not_the_prompt(self):
+        rng = np.random.default_rng(0)
+        for penalty in ({"presence_penalty": 1.0}, {"frequency_penalty": 0.3}):
+            assert Sampling(**penalty).next_token(self.logits, [0, 0, 0], rng, prompt=3) == 0
+            assert Sampling(**penalty).next_token(self.logits, [0, 0, 0], rng, prompt=1) == 1
+        assert Sampling(frequency_penalty=0.3).next_token(self.logits, [0], rng) == 0  # once is not enough
+
+    def test_a_bias_is_added_to_the_score(self):
+        rng = np.random.default_rng(0)
+        assert Sampling(bias={3: 100.0}).next_token(self.logits, [], rng) == 3
+        with pytest.raises(OpsmithError, match="there is no token 7"):
+            Sampling(bias={7: 1.0}).next_token(self.logits, [], rng)
+
+    @pytest.mark.parametrize(
+        "option", [{"temperature": -1}, {"top_p": 0}, {"min_p": 1}, {"repetition_penalty": 0}, {"presence_penalty": 3}]
+    )
     def test_bad_options_are_refused(self, option):
         with pytest.raises(OpsmithError, match=next(iter(option))):
             Sampling(**option)
@@ -183,3 +206,181 @@ def test_the_compiled_cache_is_written_in_place_and_resident_memory_grows_with_t
     assert {n: v.data_ptr() for n, v in cache.values.items()} == places  # the same memory for the whole sequence
     row = sum(b.shape[1] * b.shape[3] for b in buffers.values())
     assert max(written) <= row and min(written) > 0.9 * row  # a number may happen to be written over by itself
+
+
+class Spelling:
+    """A tokenizer whose token t is PIECES[t]."""
+
+    def __init__(self, pieces):
+        self.pieces = pieces
+
+    def decode(self, ids):
+        return "".join(self.pieces[i] for i in ids)
+
+
+def written(pieces, stop, ended=None):
+    """What a row shows of PIECES, one token each: the streamed pieces, and the text."""
+    owner = SimpleNamespace(tokenizer=Spelling(["", *pieces]))
+    row, said = text_pipeline._Row(owner, "", [0], np.random.default_rng(0)), []
+    wanted = text_pipeline._Wanted(Sampling(), stop, (), None, lambda i, piece: said.append(piece))
+    for token in range(1, len(pieces) + 1):
+        if row.ended is None:
+            row.take(0, np.eye(len(pieces) + 1)[token], wanted)
+    row.show(0, wanted, final=True)
+    return said, row.generation()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "shown"),
+    [
+        ([" a", " little", " girl", " named"], ["ttle gi"], " a li"),
+        ([" named", " L", "ily", "."], ["Lily", "."], " named "),
+        ([" named", " Lily", "."], [".", "Lily"], " named "),
+        (["one", " tw", "ig"], [" two"], "one twig"),  # it did not become a stop string
+        (["a", "b", "a", "b", "c"], ["abc"], "ab"),
+        (["end", " of"], ["of the text"], "end of"),  # the text ends while it could still become one
+    ],
+)
+def test_what_could_become_a_stop_string_is_held_back(pieces, stop, shown):
+    said, made = written(pieces, stop)
+    assert made.text == shown
+    assert "".join(said) == shown
+
+
+@pytest.mark.parametrize(("stop", "shown"), [(["ture of"], " a pic"), ([" frog", "of a"], " a picture ")])
+def test_a_stop_string_that_spans_tokens_does_not_leak(stop, shown):
+    pieces = []
+    writer = TextGenerator(starter.folder("writer"))
+    assert writer.generate("frog:", max_new_tokens=12)[0].text.startswith(" a picture of a frog")
+    (made,) = writer.generate("frog:", max_new_tokens=12, stop=stop, on_text=lambda i, piece: pieces.append(piece))
+    assert (made.text, made.ended) == (shown, "stop")
+    assert "".join(pieces) == shown
+
+
+def test_a_first_word_keeps_its_space_after_the_prompt(generator):
+    """Tokenizers of SentencePiece drop the space before a first word: new tokens are decoded behind the prompt's."""
+    from tokenizers import decoders
+
+    owner = SimpleNamespace(
+        tokenizer=SimpleNamespace(decode=lambda ids: decoders.Metaspace().decode([words[i] for i in ids]))
+    )
+    words = ["▁once", "▁upon", "▁a"]
+    row = text_pipeline._Row(owner, "once", [0], np.random.default_rng(0))
+    wanted = text_pipeline._Wanted(Sampling(), (), (), None, None)
+    row.take(0, np.eye(3)[1], wanted)
+    row.take(0, np.eye(3)[2], wanted)
+    assert row.generation().text == " upon a"
+
+
+def test_without_a_number_of_tokens_there_are_as_many_as_fit():
+    writer = TextGenerator(starter.folder("writer"))
+    (made,) = writer.generate("frog:", ends=())
+    assert made.prompt_tokens + len(made.tokens) == writer.context == 64
+    with pytest.raises(OpsmithError, match="exceed the context of 64"):
+        writer.generate("frog:", max_new_tokens=64)
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_split_into_tokens(generator, monkeypatch):
+    monkeypatch.setattr(generator, "tokenizer", None)  # not asked
+    with pytest.raises(OpsmithError, match="2000000 characters, more than"):
+        generator.generate("x " * 1_000_000)
+
+
+def test_half_a_character_is_refused(generator):
+    with pytest.raises(OpsmithError, match="half a character .a lone surrogate. at 2"):
+        generator.generate("no\ud800")
+
+
+def test_prompts_may_be_token_numbers(generator):
+    ids = list(generator.tokenizer.encode("a red apple").ids)
+    assert (
+        generator.generate([ids], max_new_tokens=8)[0].tokens
+        == generator.generate("a red apple", max_new_tokens=8)[0].tokens
+    )
+    with pytest.raises(OpsmithError, match="there is no token 100000"):
+        generator.generate([[100000]])
+
+
+def test_likelihoods_are_those_of_the_logits(generator):
+    (made,) = generator.generate("a red apple", max_new_tokens=4, logprobs=3, ends=())
+    logits = full_forward(generator, list(generator.tokenizer.encode("a red apple").ids)).astype(np.float64)[-1]
+    expected = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+    first = made.likelihoods[0]
+    assert first.token == made.tokens[0] and first.logprob == pytest.approx(expected.max(), abs=1e-5)
+    assert [t for t, _ in first.top] == list(np.argsort(-expected)[:3])
+
+
+def test_a_copy_of_the_starter_writer_is_asked_like_the_starter_writer(tmp_path):
+    shutil.copytree(starter.folder("writer"), tmp_path / "copy")
+    styles = [style_of(TextGenerator(home)) for home in (tmp_path / "copy", starter.folder("writer"))]
+    assert styles[0] == styles[1] and styles[0].template == "{keyword}:"
+    assert style_of(TextGenerator(models.tiny_model("gpt2"))).template != "{keyword}:"
+
+
+class TestLookup:
+    def test_the_latest_place_where_the_last_tokens_stood_is_found(self):
+        assert Lookup(4).guess([1, 2, 3, 9, 1, 2, 3, 7, 8, 1, 2, 3], 10) == [7, 8, 1, 2]
+        assert Lookup(4).guess([1, 2, 3, 9, 1, 2, 3, 7, 8, 1, 2, 3], 2) == [7, 8]
+        assert Lookup(4).guess([5, 2, 3, 9, 1, 2, 3], 10) == [9, 1, 2, 3]  # two tokens, where three were never seen
+        assert Lookup(4).guess([4, 4, 4], 10) == [4]
+        assert Lookup(4).guess([1, 2, 3, 4], 10) == [] == Lookup(4).guess([1], 10) == Lookup(4).guess([1, 1, 1], 0)
+
+    def test_wrong_guesses_become_shorter_and_right_ones_longer(self):
+        lookup = Lookup(8)
+        lookup.learn(8, 1)
+        assert lookup.width == 2
+        lookup.learn(2, 2)
+        assert lookup.width == 4
+        lookup.learn(0, 0)
+        assert lookup.width == 4
+
+    @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.3, seed=4)], ids=["greedy", "sampled"])
+    def test_the_text_is_the_same_in_fewer_passes(self, generator, sampling):
+        prompt = "the red apple and the green frog. the red apple and the green frog. the red apple and"
+        asked = {"max_new_tokens": 40, "sampling": sampling, "ends": (), "logprobs": 0}
+        (plain,) = generator.generate(prompt, **asked)
+        passes = generator.speed.decode_steps
+        (guessed,) = generator.generate(prompt, lookup=6, **asked)
+        assert guessed.tokens == plain.tokens and guessed.text == plain.text
+        assert [a.logprob for a in guessed.likelihoods] == pytest.approx(
+            [b.logprob for b in plain.likelihoods], abs=1e-4
+        )
+        assert passes == 39
+        if sampling.temperature == 0:  # a tiny model repeats itself
+            assert generator.speed.decode_steps < passes
+
+    def test_a_compiled_cache_forgets_wrong_guesses(self, tmp_path):
+        home = tmp_path / "llama"
+        shutil.copytree(models.tiny_model("llama"), home)
+        opsmith.compile(home / "dynamo", home / "fast", regions="whole")
+        fast = TextGenerator(home, "fast")
+        assert fast.in_place
+        prompt = "the red apple and the green frog. the red apple and the"
+        for seed in range(3):
+            asked = {"max_new_tokens": 40, "sampling": Sampling(temperature=0.5, seed=seed), "ends": ()}
+            assert fast.generate(prompt, lookup=8, **asked)[0].tokens == fast.generate(prompt, **asked)[0].tokens
+
+
+def test_the_next_turn_reads_only_what_is_new(tmp_path):
+    home = tmp_path / "llama"
+    shutil.copytree(models.tiny_model("llama"), home)
+    opsmith.compile(home / "dynamo", home / "fast", regions="whole")
+    fresh, kept = TextGenerator(home, "fast"), TextGenerator(home, "fast")
+    prompt = list(range(3, 23))
+    turns = [[], [5, 6, 7], [9] * 4]
+    for i, turn in enumerate(turns):
+        prompt += turn
+        asked = {"max_new_tokens": 6, "ends": (), "lookup": 4 * (i % 2)}
+        (made,) = kept.generate([prompt], reuse=True, **asked)
+        assert made.tokens == fresh.generate([prompt], **asked)[0].tokens
+        # the text so far is cached, but for its last token, which no pass has read
+        assert kept.speed.prompt_tokens == (20 if i == 0 else len(turn) + 1)
+        prompt += made.tokens
+    (made,) = kept.generate(
+        [prompt[:10]], reuse=True, max_new_tokens=6, ends=()
+    )  # a prefix: its last token is read again
+    assert kept.speed.prompt_tokens == 1
+    assert made.tokens == fresh.generate([prompt[:10]], max_new_tokens=6, ends=())[0].tokens
+    (made,) = kept.generate([[30, 31]], reuse=True, max_new_tokens=6, ends=())  # nothing in common
+    assert kept.speed.prompt_tokens == 2
+    assert made.tokens == fresh.generate([[30, 31]], max_new_tokens=6, ends=())[0].tokens

@@ -20,9 +20,9 @@ from serving import Running
 from opsmith.pipelines import pictures
 
 pytest.importorskip("playwright.sync_api")
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
-LONG = 60_000  # milliseconds: the machine may be busy
+LONG = 180_000  # milliseconds: the machine may be busy
 Open = Callable[..., Page]
 
 
@@ -219,6 +219,20 @@ def test_two_browsers_at_once_wait_for_each_other(open_page: Open) -> None:
     finished(two, 1)
     expect(two.locator("#caption")).to_have_text("a green frog")
     assert one.locator(".thumb").count() == 1  # each has a gallery of its own
+
+
+def test_nothing_can_be_selected_before_the_picture_has_arrived(open_page: Open) -> None:
+    page = open_page()
+    held = list[Route]()
+    page.route("**/api/pictures/*.png", lambda route: held.append(route))
+    make(page, "a red apple")
+    expect(page.locator("#caption")).to_have_text("a red apple", timeout=LONG)
+    expect(page.locator("#progress")).to_be_hidden(timeout=LONG)
+    expect(page.locator("#overlay")).to_be_hidden()
+    for route in held:
+        route.continue_()
+    page.unroute("**/api/pictures/*.png")
+    finished(page, 1)
 
 
 def test_the_keyboard_is_enough(open_page: Open) -> None:

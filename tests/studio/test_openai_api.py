@@ -52,15 +52,19 @@ def test_models(client: openai.OpenAI) -> None:
     assert "writer" in names
     assert any(name.startswith("pictures:") for name in names)
     assert client.models.retrieve("writer").id == "writer"
+    assert client.models.retrieve("embedder").id == "embedder"
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9'"):
         client.models.retrieve("gpt-9")
 
 
 def test_pictures_of_a_size_and_number_with_their_settings_inside(client: openai.OpenAI) -> None:
     made = client.images.generate(
-        prompt="a red apple", n=2, size="64x48", response_format="b64_json",
+        prompt="a red apple",
+        n=2,
+        size="64x48",
+        response_format="b64_json",
         extra_body={**FAST, "guidance": 2.0, "negative_prompt": "blue"},
-    )  # fmt: skip
+    )
     images = [picture(d.b64_json) for d in made.data]
     assert [i.size for i in images] == [(64, 48)] * 2
     assert np.any(np.asarray(images[0]) != np.asarray(images[1]))
@@ -157,8 +161,12 @@ def test_errors_are_the_clients_own_with_our_message(client: openai.OpenAI, appl
     for stream in (False, True):
         with pytest.raises(bad, match="exceed the context of 64 .ask for at most"):
             client.completions.create(model="writer", prompt="frog:", max_tokens=1000, stream=stream)
-    with pytest.raises(bad, match="prompts as token numbers"):
-        client.completions.create(model="writer", prompt=[1, 2, 3])
+    with pytest.raises(bad, match="there is no token 5000"):
+        client.completions.create(model="writer", prompt=[1, 2, 5000])
+    with pytest.raises(bad, match="quality is not supported; only .auto. or .standard."):
+        client.images.generate(prompt="x", quality="hd")
+    with pytest.raises(bad, match="style is not supported"):
+        client.images.edit(image=png(apple), prompt="x", extra_body={"style": "vivid"})
     assert client.completions.create(model="writer", prompt="frog:", max_tokens=1).choices  # and the next one works
 
 

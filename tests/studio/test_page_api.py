@@ -155,7 +155,7 @@ def test_a_selection_by_words_is_a_mask_of_the_pictures_size(running: Running, v
         ("edits", {"picture": "none", "mask": "", "change": "x"}, "no longer in the gallery"),
         ("report", {"part": "../../x"}, "there is no part"),
     ],
-)  # fmt: skip
+)
 def test_wishes_that_cannot_be_granted_are_refused_at_once(
     visitor: httpx.Client, path: str, body: dict[str, Any], words: str
 ) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -43,6 +44,115 @@ def test_a_foreign_name_gets_nothing(running: Running, host: str) -> None:
         answer = httpx.get(running.url + path, headers={"host": host})
         assert answer.status_code in (400, 421)
         assert "pictures" not in answer.text
+
+
+@pytest.mark.parametrize("headers", [{"host": "["}, {"host": "[::1"}, {"origin": "http://["}], ids=str)
+def test_a_header_that_is_no_address_is_a_bad_request(running: Running, headers: dict[str, str]) -> None:
+    answer = httpx.get(f"{running.url}/v1/models", headers=headers)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_another_name_can_be_allowed(home: Path) -> None:
+    served = begin(Studio(Models(), home / "docker"), hosts=["host.docker.internal"])
+    try:
+        for name, status in (("host.docker.internal:8417", 200), ("Host.Docker.Internal", 200), ("evil.example", 421)):
+            assert httpx.get(f"{served.url}/v1/models", headers={"host": name}).status_code == status, name
+    finally:
+        served.stop()
+
+
+def test_pages_of_another_site_can_be_allowed_to_use_the_api(home: Path) -> None:
+    friend = {"origin": "https://app.example", "sec-fetch-site": "cross-site"}
+    served = begin(Studio(Models(), home / "friend"), origins=["https://app.example/"])
+    try:
+        with httpx.Client(base_url=served.url) as client:
+            asks = {
+                **friend,
+                "access-control-request-method": "POST",
+                "access-control-request-headers": "authorization",
+            }
+            before = client.options("/v1/completions", headers=asks)
+            assert before.status_code == 204
+            assert before.headers["access-control-allow-origin"] == "https://app.example"
+            assert before.headers["access-control-allow-headers"] == "authorization"
+            answer = client.get("/v1/models", headers=friend)
+            assert answer.status_code == 200
+            assert answer.headers["access-control-allow-origin"] == "https://app.example"
+            assert client.get("/api/state", headers=friend).status_code == 403  # the page's own API stays ours
+            stranger = {**friend, "origin": "https://app.example.evil"}
+            assert client.get("/v1/models", headers=stranger).status_code == 403
+            assert "access-control-allow-origin" not in client.get("/v1/models").headers
+    finally:
+        served.stop()
+
+
+@pytest.mark.parametrize("origin", ["*", "app.example", "https://app.example/page", "file:///x"])
+def test_what_is_no_site_cannot_be_allowed(origin: str) -> None:
+    with pytest.raises(OpsmithError, match="is not a site"):
+        safety.check_origins([origin])
+
+
+class Clock:
+    """Time passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+def test_guesses_are_slow_also_when_many_are_sent_at_once() -> None:
+    clock = Clock()
+    guesses = safety.Guesses(clock, clock.sleep)
+    words = [f"word {i}" for i in range(safety.MOST_GUESSES - 1)] + ["open sesame"]
+
+    async def parallel() -> list[bool | None]:
+        return await asyncio.gather(*(guesses.try_one("1.2.3.4", lambda w=w: w == "open sesame") for w in words))
+
+    assert asyncio.run(parallel()) == [False] * (len(words) - 1) + [True]
+    # the right word was looked at only after all the wrong ones had their second
+    assert clock.now == pytest.approx((len(words) - 1) * safety.WRONG_PASSWORD_SECONDS)
+
+
+def test_more_guesses_than_may_wait_are_not_looked_at_and_others_do_not_wait_for_them() -> None:
+    clock = Clock()
+    guesses = safety.Guesses(clock, clock.sleep)
+    looked: list[int] = []
+
+    async def crowd() -> list[bool | None]:
+        many = [guesses.try_one("1.2.3.4", lambda i=i: bool(looked.append(i))) for i in range(50)]
+        return await asyncio.gather(*many)
+
+    answers = asyncio.run(crowd())
+    assert len(looked) == safety.MOST_GUESSES + 1  # the first did not wait
+    assert answers.count(None) == 50 - len(looked)
+    passed = clock.now
+    assert asyncio.run(guesses.try_one("5.6.7.8", lambda: True)) is True
+    assert clock.now == passed  # another address waits for nobody
+
+
+def test_bearer_guesses_and_logins_take_turns(locked: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both doors ask the same gate, with the address of the guest."""
+    asked: list[str] = []
+
+    async def try_one(self: safety.Guesses, address: str, right: Callable[[], bool]) -> bool:
+        asked.append(address)
+        return right()
+
+    monkeypatch.setattr(safety.Guesses, "try_one", try_one)
+    httpx.get(f"{locked.url}/v1/models", headers={"authorization": "Bearer open barley"})
+    httpx.post(f"{locked.url}/login", data={"password": "open barley"})
+    assert asked == ["127.0.0.1"] * 2
+
+
+def test_one_guest_may_have_many_addresses_of_ipv6() -> None:
+    names = [safety.address_of({"client": (f"2001:db8:1:2::{i}", 1)}) for i in (1, 2)]
+    assert names[0] == names[1] != safety.address_of({"client": ("2001:db8:1:3::1", 1)})
 
 
 @pytest.mark.parametrize(
@@ -97,7 +207,8 @@ def test_paths_lead_nowhere_but_to_the_page(running: Running, path: str) -> None
 
 
 def test_without_the_password_there_is_only_the_login_page(locked: Running) -> None:
-    for path in ("/api/state", "/api/events", "/v1/models", "/app.js", "/index.html"):
+    assert httpx.get(f"{locked.url}/health").json() == {"status": "ok"}
+    for path in ("/api/state", "/api/events", "/v1/models", "/app.js", "/index.html", "/metrics", "/docs"):
         answer = httpx.get(locked.url + path)
         assert answer.status_code == 401, path
         assert "password" in answer.json()["error"]["message"]
@@ -107,7 +218,7 @@ def test_without_the_password_there_is_only_the_login_page(locked: Running) -> N
 
 
 def test_the_password_opens_the_page(locked: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opsmith.studio.server.WRONG_PASSWORD_SECONDS", 0.01)
+    monkeypatch.setattr("opsmith.studio.safety.WRONG_PASSWORD_SECONDS", 0.01)
     with httpx.Client(base_url=locked.url, follow_redirects=True) as client:
         wrong = client.post("/login", data={"password": "open barley"})
         assert str(wrong.url).endswith("/login?wrong")
@@ -118,7 +229,8 @@ def test_the_password_opens_the_page(locked: Running, monkeypatch: pytest.Monkey
     assert httpx.get(f"{locked.url}/api/state", cookies=forged).status_code == 401
 
 
-def test_the_password_is_the_api_key(locked: Running) -> None:
+def test_the_password_is_the_api_key(locked: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opsmith.studio.safety.WRONG_PASSWORD_SECONDS", 0.01)
     for word, status in (("open sesame", 200), ("open barley", 401)):
         answer = httpx.get(f"{locked.url}/v1/models", headers={"authorization": f"Bearer {word}"})
         assert answer.status_code == status

@@ -83,8 +83,12 @@ def test_the_command_serves_and_ends_politely(home: Path, tmp_path: Path, verb: 
     more = ["--no-browser"] if verb == "studio" else []
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "opsmith", verb, "--port", "0", *more],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_absolute(),
-    )  # fmt: skip
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=_absolute(),
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -86,9 +86,18 @@ def tokenizer():
 def test_words_of_the_world_are_single_tokens(tokenizer):
     encoded = tokenizer.encode("a big red apple, on a Yellow background").tokens
     assert encoded == [
-        "<|startoftext|>", "a</w>", "big</w>", "red</w>", "apple</w>", ",</w>", "on</w>", "a</w>", "yellow</w>",
-        "background</w>", "<|endoftext|>",
-    ]  # fmt: skip
+        "<|startoftext|>",
+        "a</w>",
+        "big</w>",
+        "red</w>",
+        "apple</w>",
+        ",</w>",
+        "on</w>",
+        "a</w>",
+        "yellow</w>",
+        "background</w>",
+        "<|endoftext|>",
+    ]
 
 
 def test_other_words_still_encode_and_long_texts_are_cut(tokenizer):

@@ -1,6 +1,7 @@
 """The command line: one file per command, found by its file name. No logic here, only arguments in and
-tables out. A command file defines `command`, a typer function, and may define `PANEL`, its heading in
-`opsmith --help`, and `ORDER`, its place under that heading."""
+tables out. A command file defines `command`, a typer function, `EXAMPLES`, two lines that its help ends with, `PANEL`, its
+heading in `opsmith --help`, and `ORDER`, its place under that heading. What is slow to import is imported inside `command`:
+`opsmith --help` reads all files."""
 
 from __future__ import annotations
 
@@ -11,10 +12,13 @@ import pkgutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from opsmith._version import __version__
 from opsmith.cli import console
@@ -29,9 +33,32 @@ def _version(value: bool) -> None:
         raise typer.Exit()
 
 
+def _without_types(params: list[Any]) -> list[Any]:
+    """A flag takes no value; some versions of typer write <bool> behind it."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+class _Command(typer.core.TyperCommand):
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types(super().get_params(ctx))
+
+
+class _Group(typer.core.TyperGroup):
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types(super().get_params(ctx))
+
+
+def _examples(lines: Sequence[str]) -> str:
+    return "\n\n".join(["[bold]Examples[/]", *map(console.escape, lines)])
+
+
 def build_app() -> typer.Typer:
     app = typer.Typer(
         name="opsmith",
+        cls=_Group,
         help="Forge ONNX models into native code: export, optimize, compile, verify, bench, run.",
         no_args_is_help=True,
         rich_markup_mode="rich",
@@ -60,10 +87,12 @@ def build_app() -> typer.Typer:
         panel = getattr(module, "PANEL", "Commands")
         if hasattr(module, "app"):
             for inner in module.app.registered_commands:
-                inner.callback = _interruptible(inner.callback)
-            app.add_typer(module.app, name=name, rich_help_panel=panel)
+                inner.callback, inner.cls = _interruptible(inner.callback), _Command
+                inner.epilog = _examples(module.EXAMPLES[inner.name])
+            app.add_typer(module.app, name=name, cls=_Group, rich_help_panel=panel)
         else:
-            app.command(name, rich_help_panel=panel)(_interruptible(module.command))
+            register = app.command(name, cls=_Command, rich_help_panel=panel, epilog=_examples(module.EXAMPLES))
+            register(_interruptible(module.command))
     return app
 
 
@@ -95,6 +124,7 @@ def main(args: list[str] | None = None) -> Any:
     """Run the command line. A user's mistake is one line on stderr and exit code 2, never a stack trace."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return build_app()(args=args, prog_name="opsmith")
     except OpsmithError as error:
@@ -109,4 +139,14 @@ def main(args: list[str] | None = None) -> Any:
         sys.exit(2)
     except MemoryError:
         console.error("out of memory; try a smaller shape or close other programs")
+        sys.exit(2)
+    except KeyboardInterrupt as stop:  # before the command began
+        console.error("interrupted")
+        sys.exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
+    except Exception as error:  # a bug, or a model that is broken in a way nobody thought of
+        if console.verbose:
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        console.error(f"{type(error).__name__}: {error} ({where}); opsmith -v shows the whole trace; please report it")
         sys.exit(2)

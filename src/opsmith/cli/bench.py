@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from opsmith.cli import console
 from opsmith.errors import OpsmithError
-from opsmith.measure import chart, inputs, peak, peers
-from opsmith.measure.bench import BenchResult, Entry, bench
 from opsmith.measure.units import duration, size
+from opsmith.timing import peers
+
+if TYPE_CHECKING:
+    from opsmith.measure import peak
+    from opsmith.measure.bench import BenchResult, Entry
 
 PANEL = "Workbench"
 ORDER = 60
+EXAMPLES = (
+    "opsmith bench models/bert",
+    "opsmith bench model.onnx model_compiled.onnx --shape sequence=128 --peer openvino",
+)
 
 
 def command(
@@ -33,9 +40,16 @@ def command(
     shape: Annotated[
         list[str] | None, typer.Option(help="Random inputs of this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
     ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="Values of inputs: FILE.npz, NAME=16000, NAME=1,2 or NAME=FILE.npy; repeatable."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random inputs and of the order of turns.")] = 0,
     rtol: Annotated[float | None, typer.Option(help="Relative tolerance of outputs; default 1e-3 for fp32.")] = None,
     atol: Annotated[float | None, typer.Option(help="Absolute tolerance of outputs; default 1e-4 for fp32.")] = None,
+    via: Annotated[
+        str | None, typer.Option(help="ep: the first plain model once more, through the execution provider.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the result into this PNG file.")] = None,
@@ -44,6 +58,11 @@ def command(
     ] = False,
 ) -> None:
     """Time variants side by side, interleaved in separate warm processes; exit code 1 if outputs differ."""
+    from opsmith.check import inputs
+    from opsmith.check.feed import parse_given
+    from opsmith.measure import chart, peak
+    from opsmith.measure.bench import bench
+
     if as_json and as_csv:
         raise OpsmithError("--json and --csv exclude each other")
     if plot is not None:
@@ -61,9 +80,11 @@ def command(
         processes=processes,
         seconds=seconds,
         shapes=fixed,
+        inputs=parse_given(given or []),
         seed=seed,
         rtol=rtol,
         atol=atol,
+        via=via,
     )
     if as_json:
         print(result.to_json())
@@ -78,9 +99,7 @@ def command(
 
 
 def print_result(result: BenchResult) -> None:
-    speed = console.table(
-        "variant", ">median", ">p5", ">p95", ">ratio", ">95 %", ">GFLOP/s", ">of peak", "outputs"
-    )  # fmt: skip
+    speed = console.table("variant", ">median", ">p5", ">p95", ">ratio", ">95 %", ">GFLOP/s", ">of peak", "outputs")
     cost = console.table("variant", ">load", ">first run", ">peak RSS", ">size", ">turns", ">disturbed", ">left out")
     for i, entry in enumerate(result.entries):
         speed.add_row(*_speed(entry, i == 0))
@@ -120,13 +139,14 @@ def _cost(entry: Entry) -> list[str]:
     return [entry.label, *times, size(entry.peak_rss), size(entry.size), *counts]
 
 
-def _print_machine(found: peak.Peak) -> None:
-    table = console.table("threads", ">peak GFLOP/s", ">read GB/s", ">triad GB/s", title=found.cpu)
-    for limits in found.limits.values():
-        figures = (limits.flops, limits.read, limits.triad)
-        table.add_row(str(limits.threads), *(f"{f / 1e9:.1f}" for f in figures))
+def _print_machine(machine: peak.Peak) -> None:
+    columns = (">fp32 GFLOP/s", ">bf16 GFLOP/s", ">read GB/s", ">triad GB/s")
+    table = console.table("threads", *columns, title=machine.cpu)
+    for limits in machine.limits.values():
+        figures = (limits.flops, limits.bf16, limits.read, limits.triad)
+        table.add_row(str(limits.threads), *(f"{f / 1e9:.1f}" if f else "-" for f in figures))
     console.show(table)
-    if found.others > 0.1:
+    if machine.others > 0.1:
         console.say(
-            f"[yellow]note:[/] other processes kept {found.others:.1f} cores busy meanwhile: measure again when idle"
+            f"[yellow]note:[/] other processes kept {machine.others:.1f} cores busy meanwhile: measure again when idle"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -11,12 +11,17 @@ from rich.markup import escape
 from opsmith.cli import bench as bench_command
 from opsmith.cli import console
 from opsmith.cli import profile as profile_command
-from opsmith.measure import inputs
-from opsmith.measure.compare import CompareResult, compare
 from opsmith.measure.units import size
+
+if TYPE_CHECKING:
+    from opsmith.measure.compare import CompareResult
 
 PANEL = "Workbench"
 ORDER = 62
+EXAMPLES = (
+    "opsmith compare models/bert/dynamo models/bert/dynamo_compiled",
+    "opsmith compare a.onnx b.onnx --json",
+)
 
 
 def command(
@@ -34,6 +39,9 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """What changed from A to B: operators, outputs, speed, and where the time went; exit code 1 if outputs differ."""
+    from opsmith.check import inputs
+    from opsmith.measure.compare import compare
+
     fixed = inputs.parse_fixed(shape or [])
     result = compare(a, b, threads=threads, seconds=seconds, shapes=fixed, seed=seed, rtol=rtol, atol=atol)
     if as_json:
@@ -59,9 +67,8 @@ def _print(result: CompareResult, nodes: int) -> None:
     outputs = console.table("output", ">max abs", ">max rel", ">cosine", "")
     for check in result.verified.worst:
         verdict = "[green]same[/]" if check.ok else f"[red]{escape(check.problem or '')}[/]"
-        outputs.add_row(
-            escape(check.name), f"{check.max_abs:.3g}", f"{check.max_rel:.3g}", f"{check.cosine:.6f}", verdict
-        )  # fmt: skip
+        far = (f"{check.max_abs:.3g}", f"{check.max_rel:.3g}", f"{check.cosine:.6f}")
+        outputs.add_row(escape(check.name), *far, verdict)
     console.show(outputs)
     console.say("")
     bench_command.print_result(result.bench)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,10 +13,16 @@ from opsmith.cli import console
 from opsmith.errors import OpsmithError
 
 if TYPE_CHECKING:
-    from opsmith.compile.tune import Tuning
+    from opsmith.check.verify import VerifyResult
+    from opsmith.compiler import CompileResult
+    from opsmith.compiler.tune import Tuning
 
 PANEL = "Road"
 ORDER = 40
+EXAMPLES = (
+    "opsmith compile model.onnx",
+    "opsmith compile models/bert/dynamo models/bert/fast --shape sequence=128 --search 1",
+)
 
 
 def command(
@@ -33,54 +40,200 @@ def command(
         typer.Option("--search", min=0, max=2, help="How much to tune: 0 none, 1 a little, 2 a lot.", show_default="0"),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="No algorithm that rounds differently (Winograd).")] = False,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            "--precision", help="Products in fp32 or bf16; sums and all else stay in fp32.", show_default="fp32"
+        ),
+    ] = None,
     compiler: Annotated[
         str | None, typer.Option("--compiler", help="g++, clang++ or zig; found in this order.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; write nothing.")] = False,
     emit_only: Annotated[bool, typer.Option("--emit-only", help="Write the C++ source; build nothing.")] = False,
     shape: Annotated[
-        list[str] | None, typer.Option("--shape", help="Specialise: NAME=1x4x64x64; may be given several times.")
+        list[str] | None, typer.Option("--shape", help="Specialise: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
+    ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", help="Judge it with these: FILE.npz, NAME=16000, NAME=1,2 or NAME=FILE.npy; repeatable."
+        ),
     ] = None,
     explain: Annotated[
         str | None, typer.Option("--explain", help="Show the journey of one node; write nothing.")
     ] = None,
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Compare with SRC before writing DEST.")] = True,
+    cpu: Annotated[
+        str,
+        typer.Option(
+            "--cpu",
+            help="What to compile for: native, x86-64-v3, x86-64-v4 or zen4; several for --ep, comma-separated.",
+        ),
+    ] = "native",
+    ep: Annotated[
+        bool,
+        typer.Option("--ep", help="For the execution provider: writes the folder SRC.opsmith; SRC stays as it is."),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace DEST even if it was made from another model.")
+    ] = False,
 ) -> None:
     """Compile a model's graph, or chosen parts of it, into one native library that ONNX Runtime loads."""
-    from opsmith.compile import compile
+    from opsmith.check.feed import parse_given
+    from opsmith.check.inputs import parse_fixed
+    from opsmith.compiler import compile
 
     if explain is not None:
-        from opsmith.compile.explain import explain as journey
+        from opsmith.compiler.explain import explain as journey
 
-        for stop in journey(source, explain, strict=strict):
+        for stop in journey(source, explain, strict=strict, precision=precision):
             console.out.print(f"[bold]{stop.station:>10}[/bold]  ", end="")
             console.out.print(stop.text, markup=False, soft_wrap=True)
+        return
+    if ep:
+        _compile_for_provider(
+            source,
+            dest,
+            shape,
+            dry_run or emit_only,
+            regions=regions,
+            search=search,
+            strict=strict,
+            compiler=compiler,
+            precision=precision,
+            verify=verify,
+            inputs=parse_given(given or []),
+            cpu=cpu.split(","),
+        )
         return
     if dest is None:
         dest = str(default_dest(source))
     result = compile(
-        source, dest, regions=regions, search=search, strict=strict, compiler=compiler, dry_run=dry_run,
-        emit_only=emit_only, verify=verify, shapes=parse_shapes(shape or []),
-    )  # fmt: skip
-    table = console.table("region", ">nodes", ">kernel calls", ">before ms", ">after ms", "kept")
-    for row in result.regions:
-        table.add_row(
-            row.name, str(len(row.nodes)), str(row.calls), _number(row.before_ms), _number(row.after_ms), "yes" if row.kept else f"no: {row.why}",
-        )  # fmt: skip
-    console.show(table)
+        source,
+        dest,
+        overwrite=overwrite,
+        regions=regions,
+        search=search,
+        strict=strict,
+        precision=precision,
+        cpu=cpu,
+        compiler=compiler,
+        dry_run=dry_run,
+        emit_only=emit_only,
+        verify=verify,
+        shapes=parse_fixed(shape or []),
+        inputs=parse_given(given or []),
+    )
+    show(result)
+
+
+def _compile_for_provider(
+    source: str, dest: str | None, shape: list[str] | None, writes_nothing: bool, **options: Any
+) -> None:
+    from opsmith import provider, store
+
+    if dest is not None or shape or writes_nothing:
+        raise OpsmithError("--ep excludes DEST, --shape, --dry-run and --emit-only: the model stays as it is")
+    result = provider.compile_ep(source, **options)
+    show(result)
+    for line in result.remarks if not result.regions else provider.explain_session(source):
+        console.say(console.escape(line))
+    console.say(f"wrote {console.escape(str(provider.sidecar(store.find_model(source))))}")
+
+
+def show(result: CompileResult) -> None:
+    """One screen: what became native, what did not and why, how much faster at which sizes, how exact."""
+    share = f" ({100 * result.native / result.nodes:.0f} %)" if result.nodes else ""
+    calls = sum(r.calls for r in result.regions)
+    console.say(
+        f"{result.native} of {result.nodes} nodes{share} run natively: {_count(calls, 'kernel call')} in "
+        f"{_count(len(result.regions), 'region')}"
+    )
     if result.left:
-        left = console.table("left to ONNX Runtime", ">nodes", "why")
-        counts = collections.Counter((op, why) for op, _, why in result.left)
-        for (op, why), count in counts.most_common():
-            left.add_row(op, str(count), why)
-        console.show(left)
+        _show_left(result)
     if result.tuning is not None:
         _say_tuning(result.tuning)
-    if result.verified is not None:
-        worst = max((o.max_abs for o in result.verified.worst), default=0.0)
-        console.say(f"verified against the source: largest absolute error {worst:.1e}")
+    if result.regions:
+        _say_speed(result)
+    if result.verified is not None and result.verified.cases:
+        (show_error if any(o.bound is not None for o in result.verified.worst) else _say_error)(result.verified)
+    for remark in result.remarks:
+        console.say(remark)
     if result.variant is not None:
-        console.say(f"wrote {result.variant.folder}")
+        alone = len(list(result.variant.folder.glob("*.onnx"))) > 1
+        console.say(f"wrote {result.variant.path if alone else result.variant.folder}")
+
+
+def _show_left(result: CompileResult) -> None:
+    left = console.table("left to ONNX Runtime", ">nodes", "why")
+    counts = collections.Counter((op, _short(why)) for op, _, why in result.left)
+    for (op, why), count in counts.most_common(MOST_REASONS):
+        left.add_row(console.escape(op), str(count), console.escape(why))
+    if len(counts) > MOST_REASONS:
+        rest = sum(n for _, n in counts.most_common()[MOST_REASONS:])
+        left.add_row("...", str(rest), f"{len(counts) - MOST_REASONS} more reasons, all in opsmith.json")
+    console.show(left)
+
+
+def _say_speed(result: CompileResult) -> None:
+    """How much faster, at which sizes."""
+    judged, timing = result.judged, result.timing
+    if judged is None:
+        return
+    if timing is not None:
+        ratio = timing.before / timing.after
+        word = f"{ratio:.2f}x faster" if ratio >= 1 else f"{1 / ratio:.2f}x slower"
+        sizes = ", ".join(f"{n} {'x'.join(map(str, a.shape)) or 'scalar'}" for n, a in (judged.feed or {}).items())
+        busy = "; the machine was busy, measure again with `opsmith bench`" if timing.busy else ""
+        times = f"{_time(timing.after)} instead of {_time(timing.before)}"
+        console.say(f"{word}: {times} with {sizes} ({judged.origin}){busy}")
+    elif judged.feed is None:
+        console.say(f"not timed: no inputs were found that the model runs on ({judged.problem}); give --input")
+
+
+def _say_error(verified: VerifyResult) -> None:
+    worst = max((o.max_abs for o in verified.worst), default=0.0)
+    console.say(
+        f"verified: same outputs as the source in {_count(len(verified.cases), 'case')}, largest absolute error {worst:.1e}"
+        f"{_own_spread(verified)}"
+    )
+
+
+def show_error(verified: VerifyResult) -> None:
+    """How far the outputs of a model in less than fp32 are from the source's, the worst of all cases."""
+    checks = sorted(verified.worst, key=lambda o: -o.of_scale)
+    table = console.table("output", ">largest error, of its scale", ">cosine", ">allowed")
+    for o in checks[:MOST_OUTPUTS]:
+        allowed = "equal" if o.bound is None else f"{o.bound:g}"
+        table.add_row(console.escape(o.name), f"{o.of_scale:.1e}", f"{o.cosine:.6f}", allowed)
+    console.show(table)
+    more = f"; {len(checks) - MOST_OUTPUTS} more outputs are closer" if len(checks) > MOST_OUTPUTS else ""
+    console.say(f"verified: within these errors of the source in {_count(len(verified.cases), 'case')}{more}")
+
+
+MOST_OUTPUTS = 8
+
+
+def _own_spread(verified: VerifyResult) -> str:
+    own = max((o.spread for o in verified.worst if o.spread is not None), default=None)
+    return "" if own is None else f", where the source is {own:.1e} from itself by rounding alone"
+
+
+MOST_REASONS = 12
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def _short(why: str) -> str:
+    """Reasons that differ in the names of values only are one line."""
+    return re.sub(r"reads \S+, which", "reads what", re.sub(r"input \S+ is unknown", "input is unknown", why))
 
 
 def _say_tuning(tuning: Tuning) -> None:
@@ -89,10 +242,6 @@ def _say_tuning(tuning: Tuning) -> None:
         f"tuned{stopped}: {tuning.measured} distinct kernel calls measured, {tuning.known} known before; {tuning.changed} calls changed, "
         f"their kernels take {tuning.after * 1e3:.2f} ms instead of {tuning.before * 1e3:.2f}"
     )
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
 
 
 def default_dest(source: str) -> Path:
@@ -105,16 +254,3 @@ def default_dest(source: str) -> Path:
         if source.endswith(".onnx")
         else path.parent.with_name(f"{path.parent.name}_compiled")
     )
-
-
-def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:
-    shapes = {}
-    for text in texts:
-        name, _, dims = text.rpartition("=")
-        try:
-            shapes[name] = tuple(int(d) for d in dims.split("x"))
-        except ValueError:
-            raise OpsmithError(f"--shape {text} is not of the form NAME=1x4x64x64") from None
-        if not name or any(d < 0 for d in shapes[name]):
-            raise OpsmithError(f"--shape {text} is not of the form NAME=1x4x64x64")
-    return shapes

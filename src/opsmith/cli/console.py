@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from opsmith import progress
 
-out = Console(highlight=False, soft_wrap=False)
-err = Console(stderr=True, highlight=False)
+
+class _Console(Console):
+    """Names from a model may hold control characters: they never reach the terminal as such."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
+def printable(text: str) -> str:
+    """The text with control characters other than line ends written out: ESC becomes \\x1b."""
+    return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+out = _Console(highlight=False, soft_wrap=False)
+err = _Console(stderr=True, highlight=False)
 quiet = False
 verbose = False
 
@@ -25,7 +40,7 @@ def configure(*, quiet: bool, verbose: bool) -> None:
 
 def error(message: str) -> None:
     """One line, prefixed, on stderr; never wrapped, so that it stays one line in logs."""
-    print(f"opsmith: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"opsmith: error: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
 def say(message: str) -> None:

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsmith.cli import console
-from opsmith.demo import Step, demo
+
+if TYPE_CHECKING:
+    from opsmith.demo import Step
 
 PANEL = "Applications"
 ORDER = 75
+EXAMPLES = (
+    "opsmith demo",
+    "opsmith demo somewhere/else",
+)
 
 
 def command(
     folder: Annotated[Path, typer.Argument(help="Where to put the models that the demo makes.")] = Path("opsmith_demo"),
 ) -> None:
     """Walk the whole road on a small built-in model: offline, without torch, in under two minutes."""
+    from opsmith.demo import demo
+
     started = time.monotonic()
     good = True
     for step in demo(folder):

@@ -8,14 +8,15 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from opsmith import session, store
 from opsmith.cli import console
-from opsmith.measure import inputs
-from opsmith.measure.distill import distill
 from opsmith.measure.units import size
 
 PANEL = "Workbench"
 ORDER = 64
+EXAMPLES = (
+    "opsmith distill models/bert/dynamo tests/parts --function Softmax --max 2",
+    "opsmith distill model.onnx parts --pattern attention --light",
+)
 
 
 def command(
@@ -33,18 +34,29 @@ def command(
     threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
 ) -> None:
     """Cut parts of a real model, with the tensors that flow there, into small models for tests and tuning."""
+    from opsmith import session, store
+    from opsmith.check import inputs
+    from opsmith.measure.distill import distill
+
     fixed = inputs.parse_fixed(shape or [])
     result = distill(
-        model, dest, function=function, nodes=nodes, pattern=pattern, max=most, light=light, shapes=fixed, seed=seed,
+        model,
+        dest,
+        function=function,
+        nodes=nodes,
+        pattern=pattern,
+        max=most,
+        light=light,
+        shapes=fixed,
+        seed=seed,
         threads=threads,
-    )  # fmt: skip
+    )
     table = console.table("written", ">nodes", ">size", "inputs")
     for variant in result.variants:
         graph = store.open_model(variant).graph
         given = ", ".join(f"{v.name} {v.shape}" for v in graph.inputs)
-        table.add_row(
-            escape(str(variant.folder)), str(len(graph)), size(session.size_on_disk(variant)), escape(given)
-        )  # fmt: skip
+        on_disk = size(session.size_on_disk(variant))
+        table.add_row(escape(str(variant.folder)), str(len(graph)), on_disk, escape(given))
     console.show(table)
     kinds = f"{result.different} kind{'s' if result.different > 1 else ''}"
     console.say(f"{len(result.variants)} of {result.occurrences} occurrences, of {kinds}")

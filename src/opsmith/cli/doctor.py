@@ -10,10 +10,13 @@ from typing import Annotated
 import typer
 
 from opsmith.cli import console
-from opsmith.doctor import clean_cache, doctor
 
 PANEL = "Machine"
 ORDER = 80
+EXAMPLES = (
+    "opsmith doctor",
+    "opsmith doctor --clean",
+)
 
 
 def command(
@@ -21,6 +24,8 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Show what this machine has and lacks: CPU, compilers, runtime, caches, extras."""
+    from opsmith.doctor import clean_cache, doctor
+
     if clean:
         info = clean_cache()
         console.say(f"removed {info.files} files, {console.bytes_text(info.size)}, from {info.path}")

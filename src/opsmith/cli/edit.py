@@ -13,6 +13,10 @@ from opsmith.errors import OpsmithError
 
 PANEL = "Applications"
 ORDER = 72
+EXAMPLES = (
+    "opsmith edit picture.png --select apple",
+    'opsmith edit picture.png --select apple --change "make it green" --out green.png',
+)
 
 
 def command(
@@ -50,8 +54,8 @@ def command(
         ),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", help="Denoising steps.")] = 25,
-    guidance: Annotated[float | None, typer.Option("--guidance", help="7.5, starter 2.")] = None,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
+    guidance: Annotated[float | None, typer.Option("--guidance", help="The pipeline's own, else 7.5.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed paints the same.")] = 0,
     threads: Annotated[int | None, typer.Option("--threads", help="Threads of the sessions.")] = None,
 ) -> None:
     """Change a part of a picture; without --change only show what is selected."""
@@ -68,37 +72,34 @@ def command(
     settings: dict[str, Any] = {"source": image.name, "change": change, "select": select, "box": box}
     if select is not None:
         segmenter = masks.Segmenter(masks_model or starter.folder("masks"), threads=threads)
-        found = masks.from_words(picture, select, segmenter, threshold, feather, min_area)
+        selection = masks.from_words(picture, select, segmenter, threshold, feather, min_area)
         settings |= {"threshold": threshold, "masks_model": f"{segmenter.path.parent.name} {segmenter.hash}"}
     elif mask is not None:
-        found = masks.from_file(picture, mask, feather)
+        selection = masks.from_file(picture, mask, feather)
     else:
-        found = masks.from_box(picture, _box(box or ""), feather)
+        selection = masks.from_box(picture, _box(box or ""), feather)
     settings["feather"] = feather
     app, how = None, ""
     if wanted is not None:
         app, how = edit.painter(wanted, model or starter.folder("pictures"), fill, variant=variant, threads=threads)
         settings |= {"fill": "painted" if app else "smooth"} if wanted.kind == "remove" else {}
-    shown = masks.overlay(picture, found)
+    shown = masks.overlay(picture, selection)
     beside = {name: target.with_name(f"{target.stem}_{name}.png") for name in ("overlay", "mask", "sheet")}
     # The overlay comes first, so that it can be looked at while a model paints.
     print(pictures.save(shown, beside["overlay"], settings))
-    if not console.quiet:
-        print(f"selected: {found.hard.mean():.1%} of the picture, within {found.box}", file=sys.stderr)
-        if how:
-            print(how, file=sys.stderr)
+    _say(f"selected: {selection.hard.mean():.1%} of the picture, within {selection.box}", how)
     if wanted is None:
-        print(pictures.save(found.image, beside["mask"], settings))
+        print(pictures.save(selection.image, beside["mask"], settings))
         return
     with machine.only_memory_that_is_there(), progress.task("edit", total=steps) as step:
         edited, made = edit.edit(
             picture,
-            found,
+            selection,
             wanted,
             app=app,
             prompt=prompt,
             steps=steps,
-            guidance=guidance if guidance is not None else starter.guidance(model),
+            guidance=guidance,
             seed=seed,
             callback=lambda done, total, _: step(f"step {done} of {total}"),
         )
@@ -106,9 +107,15 @@ def command(
     if made is not None:
         settings |= made.settings[0]
     print(pictures.save(edited, target, settings))
-    print(pictures.save(found.image, beside["mask"], settings))
+    print(pictures.save(selection.image, beside["mask"], settings))
     side = pictures.sheet([picture, shown, edited], ["before", select or "selection", change or ""])
     print(pictures.save(side, beside["sheet"], settings))
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        if line and not console.quiet:
+            print(line, file=sys.stderr)
 
 
 def _box(text: str) -> tuple[int, int, int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,15 +12,19 @@ from opsmith.cli import console
 
 PANEL = "Road"
 ORDER = 10
+EXAMPLES = (
+    "opsmith export openai-community/gpt2 models/gpt2",
+    "opsmith export ./my-bert models/bert --exporter torchscript",
+)
 
 
-class Exporter(str, Enum):
+class Exporter(StrEnum):
     dynamo = "dynamo"
     torchscript = "torchscript"
 
 
 def command(
-    source: Annotated[str, typer.Argument(help="A Hugging Face id, or a folder in Hugging Face's layout.")],
+    source: Annotated[str, typer.Argument(help="A Hugging Face id, a folder in its layout, or a GGUF file.")],
     dest: Annotated[Path, typer.Argument(help="The model or pipeline folder to write.")],
     exporter: Annotated[Exporter, typer.Option(help="PyTorch's exporter; names the variant.")] = Exporter.dynamo,
     random_weights: Annotated[
@@ -28,6 +32,9 @@ def command(
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of random weights and of the test data.")] = 0,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace DEST even if it was made from another model.")
+    ] = False,
 ) -> None:
     """Export a model to ONNX with test data, proved equal to PyTorch."""
     import opsmith
@@ -36,6 +43,7 @@ def command(
     result = opsmith.export(
         source,
         dest,
+        overwrite=overwrite,
         exporter=exporter.value,
         random_weights=random_weights,
         seed=seed,

@@ -14,6 +14,10 @@ from opsmith.cli import console
 
 PANEL = "Applications"
 ORDER = 71
+EXAMPLES = (
+    'opsmith imagine "a red apple on a table"',
+    'opsmith imagine "a castle" --model models/sd --steps 20 --seed 7 --out castle.png',
+)
 
 
 def command(
@@ -30,7 +34,8 @@ def command(
     negative: Annotated[str, typer.Option("--negative", help="What the picture does not show.")] = "",
     steps: Annotated[int, typer.Option("--steps", help="Denoising steps.")] = 25,
     guidance: Annotated[
-        float | None, typer.Option("--guidance", help="How strictly to follow; 1 is none. 7.5, starter 2.")
+        float | None,
+        typer.Option("--guidance", help="How strictly to follow; 1 is none. The pipeline's own, else 7.5."),
     ] = None,
     height: Annotated[int | None, typer.Option("--height", help="A multiple of 8.")] = None,
     width: Annotated[int | None, typer.Option("--width", help="A multiple of 8.")] = None,
@@ -52,13 +57,11 @@ def command(
     threads: Annotated[int | None, typer.Option("--threads", help="Threads of the sessions.")] = None,
 ) -> None:
     """Make pictures from a prompt."""
-    from opsmith import machine, progress, starter
+    from opsmith import machine, progress
     from opsmith.pipelines import pictures
     from opsmith.pipelines.diffusion import DiffusionApp, Preview
 
     pictures.check_target(out)
-    if guidance is None:
-        guidance = starter.guidance(model)
     start = pictures.read(init) if init else None
     area = pictures.read(mask, "L") if mask else None
     app = DiffusionApp(model or _starter(), variant=variant, threads=threads, low_memory=low_memory)

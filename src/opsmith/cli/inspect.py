@@ -5,16 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsmith.cli import console
-from opsmith.measure import inputs
-from opsmith.measure.inspect import FolderInfo, ModelInfo, ValueInfo, inspect
+
+if TYPE_CHECKING:
+    from opsmith.measure.inspect import FolderInfo, ModelInfo, ValueInfo
 
 PANEL = "Road"
 ORDER = 11
+EXAMPLES = (
+    "opsmith inspect model.onnx",
+    "opsmith inspect models/bert/dynamo --shape sequence=128 --json",
+)
 
 
 def command(
@@ -26,6 +31,9 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Show what is in a model: inputs, outputs, size, operators, FLOPs, dynamic dims."""
+    from opsmith.check import inputs
+    from opsmith.measure.inspect import FolderInfo, inspect
+
     info = inspect(model, dims=inputs.parse_fixed(shape or []), count_flops=flops)
     if as_json:
         print(json.dumps(dataclasses.asdict(info), indent=2))
@@ -36,6 +44,21 @@ def command(
 
 
 def show_model(info: ModelInfo) -> None:
+    _show_facts(info)
+    values = console.table("", "name", "type", "shape", title="\ninputs and outputs")
+    for kind, group in (("in", info.inputs), ("out", info.outputs)):
+        for name, value in _families(group):
+            values.add_row(kind, console.escape(name), value.dtype, console.escape(_shape(value)))
+    console.show(values)
+    if info.dynamic_dims:
+        dims = console.table("symbol", "where", title="\ndynamic dims")
+        for symbol, places in info.dynamic_dims.items():
+            dims.add_row(console.escape(symbol), console.escape(", ".join(_places(places))))
+        console.show(dims)
+    _show_operators(info)
+
+
+def _show_facts(info: ModelInfo) -> None:
     facts = console.table("", "")
     facts.show_header = False
     facts.add_row("model", info.path or "in memory")
@@ -56,18 +79,8 @@ def show_model(info: ModelInfo) -> None:
         facts.add_row("functions", ", ".join(info.functions))
     console.show(facts)
 
-    values = console.table("", "name", "type", "shape", title="\ninputs and outputs")
-    for kind, group in (("in", info.inputs), ("out", info.outputs)):
-        for name, value in _families(group):
-            values.add_row(kind, console.escape(name), value.dtype, console.escape(_shape(value)))
-    console.show(values)
 
-    if info.dynamic_dims:
-        dims = console.table("symbol", "where", title="\ndynamic dims")
-        for symbol, places in info.dynamic_dims.items():
-            dims.add_row(console.escape(symbol), console.escape(", ".join(_places(places))))
-        console.show(dims)
-
+def _show_operators(info: ModelInfo) -> None:
     ops = console.table("op", ">count", ">FLOPs", ">share", title=f"\noperators ({info.nodes} nodes)")
     for op in info.ops:
         counted = info.flops is not None and op.op not in info.not_counted

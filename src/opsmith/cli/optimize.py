@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsmith.cli import console
 from opsmith.errors import OpsmithError
-from opsmith.rewrite import rules as rule_list
-from opsmith.rewrite.verb import OptimizeResult, Summary, explain, optimize
+
+if TYPE_CHECKING:
+    from opsmith.rewriter.verb import OptimizeResult, Summary
 
 PANEL = "Road"
 ORDER = 20
+EXAMPLES = (
+    "opsmith optimize model.onnx better.onnx",
+    "opsmith optimize model.onnx better.onnx --explain attention",
+)
 
 
 def command(
@@ -31,6 +36,9 @@ def command(
     quick: Annotated[bool, typer.Option("--quick", help="Do not time the result.")] = False,
     shapes: Annotated[int, typer.Option(min=0, help="How many random shapes to verify with.")] = 3,
     threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace DEST even if it was made from another model.")
+    ] = False,
 ) -> None:
     """Find the structure that exporters tore apart; write portable ONNX that computes the same."""
     if list_rules:
@@ -43,9 +51,12 @@ def command(
         return
     if dest is None:
         raise OpsmithError("no destination given", "opsmith optimize SRC DEST")
+    from opsmith.rewriter.verb import optimize
+
     result = optimize(
         src,
         dest,
+        overwrite=overwrite,
         level=level,
         target=target,
         rules=rules,
@@ -59,6 +70,8 @@ def command(
 
 
 def _print_rules() -> None:
+    from opsmith.rewriter import rules as rule_list
+
     table = console.table("rule", "-O", "targets", "what it does")
     for rule in rule_list.ALL:
         table.add_row(rule.name, str(rule.level), ", ".join(rule.targets), console.escape(rule.algebra))
@@ -66,6 +79,8 @@ def _print_rules() -> None:
 
 
 def _explain(src: Path, name: str, level: int, target: str, rules: Path | None) -> None:
+    from opsmith.rewriter.verb import explain
+
     rule, result = explain(src, name, level, target, rules)
     console.say(f"[bold]{rule.name}[/]: {console.escape(rule.algebra)}")
     if result.matches:

@@ -11,6 +11,10 @@ from opsmith.cli import console
 
 PANEL = "Road"
 ORDER = 31
+EXAMPLES = (
+    "opsmith prune models/gpt2/dynamo models/gpt2/smaller --ratio 0.2",
+    "opsmith prune model.onnx smaller.onnx --method heads --calibration text.txt",
+)
 
 
 def command(
@@ -28,15 +32,28 @@ def command(
     ] = None,
     samples: Annotated[int, typer.Option(help="Calibration cases made from text or generated.")] = 64,
     threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace DEST even if it was made from another model.")
+    ] = False,
 ) -> None:
     """Remove the attention heads and neurons that matter least, measure what that costs, write portable ONNX."""
     from opsmith.compress.prune import prune
 
     given: object = "generated" if calibration == ["generated"] else calibration
     result = prune(
-        src, dest, method=method, ratio=ratio, shrink=shrink, importance_by=importance, repair=repair, uniform=uniform,
-        calibration=given or None, samples=samples, threads=threads,
-    )  # fmt: skip
+        src,
+        dest,
+        overwrite=overwrite,
+        method=method,
+        ratio=ratio,
+        shrink=shrink,
+        importance_by=importance,
+        repair=repair,
+        uniform=uniform,
+        calibration=given or None,
+        samples=samples,
+        threads=threads,
+    )
     if result.groups:
         table = console.table("group", "units", ">before", ">kept")
         for row in result.groups:
@@ -44,16 +61,16 @@ def command(
         console.show(table)
     for line in result.refused:
         console.say(f"left as it was: {console.escape(line)}")
-    found = result.quality
+    quality = result.quality
     table = console.table("", ">before", ">after")
     table.add_row("size", console.bytes_text(result.before), console.bytes_text(result.after))
     what = "weights that are not zero" if result.method == "magnitude" else "weights"
     table.add_row(what, str(result.weights[0]), str(result.weights[1]))
-    table.add_row("relative error", "", f"{found.error:.2e}")
-    table.add_row("cosine similarity", "", f"{found.cosine:.6f}")
-    if found.kl is not None and found.top1 is not None:
-        table.add_row("KL divergence, nats", "", f"{found.kl:.2e}")
-        table.add_row("top-1 agreement", "", f"{found.top1:.1%}")
+    table.add_row("relative error", "", f"{quality.error:.2e}")
+    table.add_row("cosine similarity", "", f"{quality.cosine:.6f}")
+    if quality.kl is not None and quality.top1 is not None:
+        table.add_row("KL divergence, nats", "", f"{quality.kl:.2e}")
+        table.add_row("top-1 agreement", "", f"{quality.top1:.1%}")
     console.show(table)
     console.say(
         "judged on calibration cases kept apart"

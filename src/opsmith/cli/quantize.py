@@ -11,6 +11,10 @@ from opsmith.cli import console
 
 PANEL = "Road"
 ORDER = 30
+EXAMPLES = (
+    "opsmith quantize models/gpt2/dynamo models/gpt2/int8",
+    "opsmith quantize model.onnx small.onnx --bits 4 --min-quality 0.98",
+)
 
 
 def command(
@@ -40,6 +44,9 @@ def command(
     ] = True,
     samples: Annotated[int, typer.Option(help="Calibration cases made from text or generated.")] = 8,
     threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace DEST even if it was made from another model.")
+    ] = False,
 ) -> None:
     """Make the weights smaller, measure what that costs, write portable ONNX."""
     from opsmith.compress.quantize import quantize
@@ -48,10 +55,25 @@ def command(
     if calibration == ["generated"]:
         given = "generated"
     result = quantize(
-        src, dest, method=method, bits=bits, block=block, symmetric=symmetric, embeddings=embeddings,
-        calibration=given or None, ranges=ranges, per_channel=per_channel, max_error=max_error, min_quality=min_quality,
-        exclude=exclude or (), accuracy_level=accuracy_level, samples=samples, spare=spare, threads=threads,
-    )  # fmt: skip
+        src,
+        dest,
+        overwrite=overwrite,
+        method=method,
+        bits=bits,
+        block=block,
+        symmetric=symmetric,
+        embeddings=embeddings,
+        calibration=given or None,
+        ranges=ranges,
+        per_channel=per_channel,
+        max_error=max_error,
+        min_quality=min_quality,
+        exclude=exclude or (),
+        accuracy_level=accuracy_level,
+        samples=samples,
+        spare=spare,
+        threads=threads,
+    )
     if result.sweep:
         table = console.table("layer", ">shape", ">error alone", ">bits", title="sensitivity, worst first")
         for row in result.sweep:
@@ -60,15 +82,15 @@ def command(
         console.show(table)
     for line in result.left:
         console.say(f"left as it was: {console.escape(line)}")
-    found = result.quality
+    quality = result.quality
     table = console.table("", ">before", ">after")
     table.add_row("size", console.bytes_text(result.before), console.bytes_text(result.after))
     table.add_row("weights quantized", "", str(result.quantized))
-    table.add_row("relative error", "", f"{found.error:.2e}")
-    table.add_row("max abs error", "", f"{found.max_abs:.2e}")
-    table.add_row("cosine similarity", "", f"{found.cosine:.6f}")
-    if found.kl is not None and found.top1 is not None:
-        table.add_row("KL divergence, nats", "", f"{found.kl:.2e}")
-        table.add_row("top-1 agreement", "", f"{found.top1:.1%}")
+    table.add_row("relative error", "", f"{quality.error:.2e}")
+    table.add_row("max abs error", "", f"{quality.max_abs:.2e}")
+    table.add_row("cosine similarity", "", f"{quality.cosine:.6f}")
+    if quality.kl is not None and quality.top1 is not None:
+        table.add_row("KL divergence, nats", "", f"{quality.kl:.2e}")
+        table.add_row("top-1 agreement", "", f"{quality.top1:.1%}")
     console.show(table)
     console.say(f"written: {console.escape(str(result.variant.path))}")

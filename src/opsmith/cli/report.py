@@ -9,11 +9,13 @@ import typer
 from rich.markup import escape
 
 from opsmith.cli import console
-from opsmith.measure import inputs
-from opsmith.measure.report import report
 
 PANEL = "Workbench"
 ORDER = 63
+EXAMPLES = (
+    "opsmith report models/bert",
+    "opsmith report models/bert --out bert.html --seconds 60",
+)
 
 
 def command(
@@ -30,8 +32,19 @@ def command(
     atol: Annotated[float | None, typer.Option(help="Absolute tolerance of outputs; default 1e-4 for fp32.")] = None,
 ) -> None:
     """Bench and profile all variants and write one HTML page about them, with the figures as JSON beside it."""
+    from opsmith.check import inputs
+    from opsmith.measure.report import report
+
     fixed = inputs.parse_fixed(shape or [])
     path = report(
-        folder, out, threads=threads, seconds=seconds, processes=processes, shapes=fixed, seed=seed, rtol=rtol, atol=atol
-    )  # fmt: skip
+        folder,
+        out,
+        threads=threads,
+        seconds=seconds,
+        processes=processes,
+        shapes=fixed,
+        seed=seed,
+        rtol=rtol,
+        atol=atol,
+    )
     console.say(f"wrote {escape(str(path))} and {escape(path.with_suffix('.json').name)}")

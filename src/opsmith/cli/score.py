@@ -12,6 +12,16 @@ from opsmith.errors import OpsmithError
 
 PANEL = "Workbench"
 ORDER = 66
+EXAMPLES = {
+    "text": (
+        "opsmith score text models/gpt2/dynamo models/gpt2/int8 --text book.txt",
+        "opsmith score text a b --text book.txt --csv scores.csv",
+    ),
+    "pictures": (
+        "opsmith score pictures dynamo int8 --model models/sd",
+        "opsmith score pictures dynamo dynamo@steps=10 --sheet sheet.png",
+    ),
+}
 
 app = typer.Typer(help="Quality as a number: is the smaller model still as good?", no_args_is_help=True)
 
@@ -47,9 +57,15 @@ def text_command(
         if file is not None and not file.absolute().parent.is_dir():
             raise OpsmithError(f"the folder of {file} does not exist")
     rows = scoring.score_text(
-        models, text, tokens=tokens, window=window, decode=decode, keywords=keyword or (), threads=threads,
+        models,
+        text,
+        tokens=tokens,
+        window=window,
+        decode=decode,
+        keywords=keyword or (),
+        threads=threads,
         without_cache=without_cache or (),
-    )  # fmt: skip
+    )
     shown = [i for i, _ in enumerate(scoring.HEADINGS) if any(scoring.cells(r)[i] for r in rows)]
     table = console.table(*((">" if i else "") + scoring.HEADINGS[i] for i in shown))
     for row in rows:
@@ -75,7 +91,7 @@ def pictures_command(
     prompt: Annotated[list[str] | None, typer.Option("--prompt", help="May be repeated.")] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Pictures per prompt, with seeds from 0 up.")] = 2,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Denoising steps.")] = 25,
-    guidance: Annotated[float | None, typer.Option("--guidance", help="7.5, starter 2.")] = None,
+    guidance: Annotated[float | None, typer.Option("--guidance", help="The pipeline's own, else 7.5.")] = None,
     clip: Annotated[Path | None, typer.Option("--clip", help="An exported CLIP; the starter's by default.")] = None,
     sheet: Annotated[Path | None, typer.Option("--sheet", help="Write all pictures as one PNG.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
@@ -93,7 +109,7 @@ def pictures_command(
         prompt or ["a red apple", "a cat on a blue background", "a green frog beside a castle"],
         seeds=range(seeds),
         steps=steps,
-        guidance=guidance if guidance is not None else starter.guidance(model),
+        guidance=guidance,
         clip=clip,
         threads=threads,
     )
@@ -104,10 +120,12 @@ def pictures_command(
         far = ["", "", ""]
         if row.psnr is not None:
             far = ["same" if row.psnr >= 100 else f"{row.psnr:.1f} dB", f"{row.ssim:.4f}", f"{row.distance:.4f}"]
-        table.add_row(
-            console.escape(row.variant), f"{row.clip:.1f}", *far,
-            f"{row.step_seconds:.3f}", f"{row.picture_seconds:.2f}", console.bytes_text(row.peak_rss), console.bytes_text(row.bytes),
-        )  # fmt: skip
+        cost = (
+            f"{row.step_seconds:.3f}",
+            f"{row.picture_seconds:.2f}",
+            *map(console.bytes_text, (row.peak_rss, row.bytes)),
+        )
+        table.add_row(console.escape(row.variant), f"{row.clip:.1f}", *far, *cost)
     console.show(table)
     if sheet is not None:
         console.say(

@@ -7,10 +7,14 @@ from typing import Annotated
 
 import typer
 
-from opsmith.cli.studio import start
+from opsmith.cli.studio import Door, Given, start
 
 PANEL = "Applications"
 ORDER = 74
+EXAMPLES = (
+    "opsmith serve",
+    "opsmith serve --model models/sd --writer models/gpt2 --port 9000",
+)
 
 
 def command(
@@ -26,6 +30,17 @@ def command(
         str | None, typer.Option("--password", envvar="OPSMITH_STUDIO_PASSWORD", help="Clients send it as API key.")
     ] = None,
     threads: Annotated[int | None, typer.Option("--threads", help="Threads of the sessions.")] = None,
+    embedder: Annotated[
+        Path | None, typer.Option("--embedder", help="A text encoder's folder; the starter's CLIP by default.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option("--allow-host", help="Answer to this name too, such as host.docker.internal.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option("--allow-origin", help="Let pages of this site use /v1, such as https://a.example."),
+    ] = None,
 ) -> None:
-    """Serve the OpenAI HTTP API: models, images/generations, images/edits, completions."""
-    start(model, writer, None, Path("opsmith_studio"), host, port, password, threads, page=False)
+    """Serve the OpenAI HTTP API: models, chat, completions, embeddings, pictures."""
+    models = Given(model, writer, None, embedder, threads)
+    start(models, Path("opsmith_studio"), Door(host, port, password, allow_host or (), allow_origin or ()), page=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +15,10 @@ from opsmith.errors import OpsmithError
 
 PANEL = "Applications"
 ORDER = 73
+EXAMPLES = (
+    "opsmith studio",
+    "opsmith studio --model models/sd --no-browser",
+)
 
 
 def command(
@@ -37,6 +43,16 @@ def command(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
     cli: Annotated[bool, typer.Option("--cli", help="The same flow in the terminal, question by question.")] = False,
     threads: Annotated[int | None, typer.Option("--threads", help="Threads of the sessions.")] = None,
+    embedder: Annotated[
+        Path | None, typer.Option("--embedder", help="A text encoder's folder; the starter's CLIP by default.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option("--allow-host", help="Answer to this name too, such as host.docker.internal.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option("--allow-origin", help="Let pages of this site use /v1, such as https://a.example."),
+    ] = None,
 ) -> None:
     """From an idea to an edited picture, in a browser."""
     if cli:
@@ -45,34 +61,46 @@ def command(
 
         terminal.converse(Models(model, writer, masks, threads), out)
         return
-    start(model, writer, masks, out, host, port, password, threads, page=True, browser=browser)
+    models = Given(model, writer, masks, embedder, threads)
+    start(models, out, Door(host, port, password, allow_host or (), allow_origin or ()), page=True, browser=browser)
 
 
-def start(
-    model: Path | None,
-    writer: Path | None,
-    masks: Path | None,
-    out: Path,
-    host: str,
-    port: int,
-    password: str | None,
-    threads: int | None,
-    *,
-    page: bool,
-    browser: bool = False,
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """Model folders; None is the starter's."""
+
+    pictures: Path | None
+    writer: Path | None
+    masks: Path | None
+    embedder: Path | None
+    threads: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Door:
+    """Where the server listens, and whom it lets in."""
+
+    host: str
+    port: int
+    password: str | None
+    hosts: Sequence[str]
+    origins: Sequence[str]
+
+
+def start(given: Given, out: Path, door: Door, *, page: bool, browser: bool = False) -> None:
     try:
         from opsmith.studio import safety, server
     except ImportError as error:
-        raise OpsmithError(f"{error.name} is not installed", 'pip install "opsmith[studio]"') from error
+        raise OpsmithError(f"{error.name} is not installed", 'pip install ".[studio]"') from error
     from opsmith.studio.core import Studio
     from opsmith.studio.models import Models
 
-    safety.check_host(host, password)
-    studio = Studio(Models(model, writer, masks, threads), out)
+    safety.check_host(door.host, door.password)
+    safety.check_origins(door.origins)
+    studio = Studio(Models(**dataclasses.asdict(given)), out)
 
     def ready(address: str) -> None:
         what = f"the studio is at {address}" if page else f"the API is at {address}v1"
         console.say(f"{escape(what)} [dim](Ctrl-C ends it)[/]")
 
-    server.run(studio, host=host, port=port, page=page, password=password, open_browser=browser, ready=ready)
+    server.run(studio, page=page, open_browser=browser, ready=ready, **dataclasses.asdict(door))

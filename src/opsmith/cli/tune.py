@@ -14,6 +14,10 @@ from opsmith.errors import OpsmithError
 
 PANEL = "Workbench"
 ORDER = 65
+EXAMPLES = (
+    "opsmith tune --show",
+    "opsmith tune --export zen4.json",
+)
 
 
 def command(
@@ -27,7 +31,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="With --show: print JSON.")] = False,
 ) -> None:
     """Show, export or import what `compile --search 1` and `--search 2` measured."""
-    from opsmith.compile.tune.database import Database
+    from opsmith.compiler.tune.database import Database
 
     if show + (export is not None) + (load is not None) != 1:
         raise OpsmithError(
@@ -48,19 +52,26 @@ def command(
 def _show(as_json: bool) -> None:
     import json
 
-    from opsmith.compile.tune import describe
-    from opsmith.compile.tune.database import Database
+    from opsmith.compiler.tune import describe
+    from opsmith.compiler.tune.database import Database
 
     rows = Database().rows()
     if as_json:
         found = [
             {
-                "cpu": r.cpu, "threads": r.threads, "kernels": r.version, "current": r.current, "family": r.task.family,
-                "task": str(r.task), "level": r.outcome.level, "tried": r.outcome.tried,
-                "best": {str(m.candidate): m.seconds for m in r.outcome.best.values()}, "analytical": dict(r.outcome.analytical),
+                "cpu": r.cpu,
+                "threads": r.threads,
+                "kernels": r.version,
+                "current": r.current,
+                "family": r.task.family,
+                "task": str(r.task),
+                "level": r.outcome.level,
+                "tried": r.outcome.tried,
+                "best": {str(m.candidate): m.seconds for m in r.outcome.best.values()},
+                "analytical": dict(r.outcome.analytical),
             }
             for r in rows
-        ]  # fmt: skip
+        ]
         print(json.dumps(found, indent=2))
         return
     current = [r for r in rows if r.current]
@@ -68,10 +79,9 @@ def _show(as_json: bool) -> None:
     for row in current:
         best = row.outcome.fastest()
         own = row.outcome.analytical.get(best.candidate.kernel, best.seconds)
-        table.add_row(
-            row.task.family, describe(row.task), str(row.threads), str(row.outcome.level), str(row.outcome.tried),
-            str(best.candidate), f"{best.seconds * 1e6:.1f}", f"{own * 1e6:.1f}", f"{own / best.seconds - 1:.1%}",
-        )  # fmt: skip
+        searched = (row.threads, row.outcome.level, row.outcome.tried, best.candidate)
+        times = (f"{best.seconds * 1e6:.1f}", f"{own * 1e6:.1f}", f"{own / best.seconds - 1:.1%}")
+        table.add_row(row.task.family, describe(row.task), *map(str, searched), *times)
     console.show(table)
     others = collections.Counter(r.cpu for r in rows if not r.current)
     for cpu, count in others.most_common():

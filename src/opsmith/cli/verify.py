@@ -6,16 +6,22 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from opsmith.cli import console
-from opsmith.measure import inputs
-from opsmith.measure.verify import OutputCheck, VerifyResult, verify, worst_first
+from opsmith.errors import OpsmithError
+
+if TYPE_CHECKING:
+    from opsmith.check.verify import OutputCheck, VerifyResult
 
 PANEL = "Road"
 ORDER = 50
+EXAMPLES = (
+    "opsmith verify model.onnx model_compiled.onnx",
+    "opsmith verify models/bert/dynamo models/bert/int8 --rtol 0.05 --bisect",
+)
 SHOWN = 6  # differences in full; the table above has the worst of each output
 
 
@@ -29,13 +35,38 @@ def command(
     shape: Annotated[
         list[str] | None, typer.Option(help="Use this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
     ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="Values of inputs: FILE.npz, NAME=16000, NAME=1,2 or NAME=FILE.npy; repeatable."),
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(help="What B computes in: bf16 passes within a bound of each output's scale.")
+    ] = "fp32",
     bisect: Annotated[bool, typer.Option("--bisect", help="Name the first node where the two part.")] = False,
     threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
+    via: Annotated[str | None, typer.Option(help="ep: run B, or A itself, through the execution provider.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Check that B computes what A does; exit code 1 if not."""
+    from opsmith.check import inputs
+    from opsmith.check.feed import parse_given
+    from opsmith.check.verify import verify
+
     wanted = inputs.parse_fixed(shape) if shape else shapes
-    result = verify(a, b, rtol=rtol, atol=atol, seed=seed, shapes=wanted, bisect=bisect, threads=threads)
+    values = parse_given(given or [])
+    result = verify(
+        a,
+        b,
+        rtol=rtol,
+        atol=atol,
+        seed=seed,
+        shapes=wanted,
+        inputs=values,
+        bisect=bisect,
+        threads=threads,
+        provider=provider_for(via, b or a),
+        precision=precision,
+    )
     if as_json:
         console.out.print_json(json.dumps(_as_json(result)))
     else:
@@ -44,14 +75,30 @@ def command(
         raise typer.Exit(1)
 
 
+def provider_for(via: str | None, model: Path) -> Path | None:
+    """The provider's library, if the user wants it and it has regions of this model."""
+    if via is None:
+        return None
+    from opsmith import provider
+
+    if via != "ep":
+        raise OpsmithError(f"--via {via}: there is only ep, the execution provider")
+    return provider.ready(model)
+
+
 def _print(result: VerifyResult) -> None:
     table = console.table("output", "type", ">max abs", ">max rel", ">cosine", ">needs rtol/atol", "")
     for name, check in _families(result.worst):
-        verdict = "[green]ok[/]" if check.ok else "[red]differs[/]"
+        own = "" if check.spread is None else f", A is {check.spread:.2g} from itself"
+        verdict = f"[green]ok[/]{own}" if check.ok else f"[red]differs[/]{own}"
         table.add_row(console.escape(name), check.dtype, *_figures(check), verdict)
     console.show(table)
     for dropped in result.dropped:
         console.say(f"[yellow]shape dropped, the reference refuses it:[/] {console.escape(dropped)}")
+    if result.unchecked:
+        console.say(f"[yellow]not checked:[/] A runs on none of the inputs tried: {console.escape(result.unchecked)}")
+        console.say("give --input, --shape or test data")
+        return
     names = "; ".join(case.name for case in result.cases)
     if result.ok:
         console.say(f"[green]the same[/] in {_plural(len(result.cases), 'comparison')}: {console.escape(names)}")
@@ -77,6 +124,8 @@ def _plural(count: int, word: str) -> str:
 
 def _families(checks: list[OutputCheck]) -> list[tuple[str, OutputCheck]]:
     """Outputs alike but for a number, such as the layers of a cache, in one row: the worst of them."""
+    from opsmith.check.verify import worst_first
+
     groups: dict[tuple[str, str], list[OutputCheck]] = {}
     for check in checks:
         groups.setdefault((console.family(check.name), check.dtype), []).append(check)
@@ -99,5 +148,5 @@ def _as_json(result: VerifyResult) -> dict[str, object]:
 
 
 def _finite(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON has no infinity."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in pairs}
+    """JSON has no infinity; the arrays that a failed case was fed with are left out."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in pairs if k != "inputs"}

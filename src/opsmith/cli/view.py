@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
-from opsmith import store
 from opsmith.cli import console
 from opsmith.errors import OpsmithError
 
 PANEL = "Road"
 ORDER = 12
+EXAMPLES = (
+    "opsmith view model.onnx",
+    "opsmith view models/bert/dynamo --port 8080 --no-browser",
+)
 
 
 def command(
@@ -21,12 +24,14 @@ def command(
     browser: Annotated[bool, typer.Option(help="Open a browser window.")] = True,
 ) -> None:
     """Open a model's graph in Netron (extra: view). Ends with Ctrl-C."""
+    from opsmith import store
+
     path = store.find_model(model)
     store.read_proto(path)
     try:
         import netron
     except ImportError:
-        raise OpsmithError("Netron is not installed", 'pip install "opsmith[view]"') from None
+        raise OpsmithError("Netron is not installed", 'pip install ".[view]"') from None
     host, actual = netron.start(str(path), address=("localhost", port) if port else None, browse=browser)
     console.say(f"{path} at http://{host}:{actual}, Ctrl-C to end")
     netron.wait()

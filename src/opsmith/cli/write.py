@@ -13,6 +13,10 @@ from opsmith.errors import OpsmithError
 
 PANEL = "Applications"
 ORDER = 70
+EXAMPLES = (
+    'opsmith write "a red apple"',
+    'opsmith write --raw "Once upon a time" --n 1 --max-new-tokens 40',
+)
 
 
 def command(
@@ -23,14 +27,19 @@ def command(
     variant: Annotated[
         str | None, typer.Option("--variant", help="A variant of it; the newest compiled one by default.")
     ] = None,
-    n: Annotated[int, typer.Option("--n", min=1, max=64, help="How many texts, in one batch.")] = 3,
+    n: Annotated[
+        int | None, typer.Option("--n", min=1, max=64, help="How many texts, in one batch; 3, or 1 with --raw.")
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the text as it is instead of writing picture prompts.")
     ] = False,
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", min=1, help="With --raw: how many tokens at most.")
-    ] = 64,
-    temperature: Annotated[float, typer.Option("--temperature", help="With --raw: 0 is greedy.")] = 0.0,
+        int | None,
+        typer.Option("--max-new-tokens", min=1, help="With --raw: how many tokens at most; 64 or what fits."),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="With --raw: 0 is greedy; 0.8 for several texts, else 0.")
+    ] = None,
     top_k: Annotated[int, typer.Option("--top-k", help="With --raw.")] = 0,
     top_p: Annotated[float, typer.Option("--top-p", help="With --raw.")] = 1.0,
     min_p: Annotated[float, typer.Option("--min-p", help="With --raw.")] = 0.0,
@@ -39,6 +48,9 @@ def command(
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="With --raw: end at this text; may be repeated.")
     ] = None,
+    lookup: Annotated[
+        int, typer.Option("--lookup", min=0, max=64, help="With --raw: tokens to guess at a time from the text so far.")
+    ] = 0,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")] = 0,
     prompts: Annotated[Path | None, typer.Option("--prompts", help="Your own prompts.toml.")] = None,
     style: Annotated[str | None, typer.Option("--style", help="A section of prompts.toml.")] = None,
@@ -47,14 +59,21 @@ def command(
     """Write text: a keyword becomes picture prompts, or (--raw) a prompt is continued."""
     from opsmith.pipelines.prompts import load_style, write_prompts
     from opsmith.pipelines.sampling import Sampling
-    from opsmith.pipelines.text import TextGenerator
+    from opsmith.pipelines.text import NEW_TOKENS, TextGenerator
 
     if not text.strip():
         raise OpsmithError("the text is empty", "give a word, a phrase or a prompt")
     generator = TextGenerator(model or _starter(), variant, threads)
     if raw:
-        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram, seed)
-        live = n == 1 and not console.quiet
+        count = n or 1
+        heat = temperature if temperature is not None else 0.8 if count > 1 else 0.0
+        if count > 1 and heat == 0:
+            raise OpsmithError(f"{count} greedy texts would all be the same", "--n 1, or --temperature 0.8")
+        sampling = Sampling(heat, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram, seed)
+        live = count == 1 and not console.quiet
+        room = generator.room([generator.encode(text)], max_new_tokens)
+        if max_new_tokens is None and room < NEW_TOKENS and not console.quiet:
+            print(f"at most {room} new tokens: the model's context holds {generator.context}", file=sys.stderr)
 
         def show(_: int, piece: str) -> None:
             if live:
@@ -63,12 +82,12 @@ def command(
         if live:
             print(text, end="", flush=True)
         found = generator.generate(
-            text, max_new_tokens=max_new_tokens, sampling=sampling, n=n, stop=stop or (), on_text=show
+            text, max_new_tokens=room, sampling=sampling, n=count, stop=stop or (), lookup=lookup, on_text=show
         )
         print() if live else [print(f"{text}{g.text}") for g in found]
     else:
         chosen = load_style(style or "general", prompts) if style or prompts else None
-        for line in write_prompts(generator, text, n=n, seed=seed, style=chosen):
+        for line in write_prompts(generator, text, n=n or 3, seed=seed, style=chosen):
             print(line)
     if not console.quiet:
         print(f"{generator.path.parent.name}: {generator.speed}", file=sys.stderr)

@@ -56,9 +56,9 @@ def collect(path: Path, groups: Sequence[Group], feeds: Sequence[Feed], threads:
         with progress.task("activations", total=len(feeds)) as step:
             for feed in feeds:
                 step()
-                found = session.run(running, feed, names)
-                rows += found[0].size // found[0].shape[-1]
-                for h, x in zip(part, found):
+                activations = session.run(running, feed, names)
+                rows += activations[0].size // activations[0].shape[-1]
+                for h, x in zip(part, activations):
                     flat = x.reshape(-1, x.shape[-1]).astype(np.float32)
                     h += flat.T @ flat
         moments += [h / max(1, rows) for h in part]
@@ -119,11 +119,11 @@ def _costs(h: Array, inverse: Array | None, w: Array, places: Sequence[Array]) -
         power = np.einsum("kn,kn->k", w[at], w[at])
         single: Array = power * h[at, at] if inverse is None else power / inverse[at, at]
         return single
-    found = []
+    costs = []
     for p in places:
         middle = h[np.ix_(p, p)] @ w[p] if inverse is None else np.linalg.solve(inverse[np.ix_(p, p)], w[p])
-        found.append(float(np.sum(w[p] * middle)))
-    return np.array(found)
+        costs.append(float(np.sum(w[p] * middle)))
+    return np.array(costs)
 
 
 def repaired(h: Array, w: Array, kept: Array) -> Array:

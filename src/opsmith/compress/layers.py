@@ -51,42 +51,27 @@ def constant(value: ir.Value | None) -> bool:
 
 def find_layers(model: ir.Model) -> list[Layer]:
     """All products with a constant float matrix in the main graph, in order."""
-    found = []
+    layers = []
     for node in model.graph:
         layer = _layer(node)
         if layer is not None:
-            found.append(layer)
+            layers.append(layer)
     # Two layers may share a weight; their names must still differ.
     seen: dict[str, int] = {}
-    for layer in found:
+    for layer in layers:
         seen[layer.name] = seen.get(layer.name, 0) + 1
         if seen[layer.name] > 1:
             layer.name = f"{layer.name}#{seen[layer.name]}"
-    return found
+    return layers
 
 
 def _layer(node: ir.Node) -> Layer | None:
-    if node.domain not in ("", "ai.onnx") or node.op_type not in ("MatMul", "Gemm"):
+    if node.domain not in ("", "ai.onnx") or node.op_type not in ("MatMul", "Gemm") or node.inputs[1] is None:
         return None
-    weight, transposed = node.inputs[1], False
-    if weight is None:
+    operands = _gemm_operands(node) if node.op_type == "Gemm" else (*_untransposed(node.inputs[1]), None)
+    if operands is None or not constant(operands[0]):
         return None
-    bias = None
-    if node.op_type == "Gemm":
-        if node.attributes.get_int("transA", 0) or node.attributes.get_float("alpha", 1.0) != 1.0:
-            return None
-        transposed = bool(node.attributes.get_int("transB", 0))
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
-        if bias is not None and node.attributes.get_float("beta", 1.0) != 1.0:
-            return None
-    else:
-        maker = weight.producer()
-        if maker is not None and maker.op_type == "Transpose" and maker.domain in ("", "ai.onnx"):
-            source = maker.inputs[0]
-            if source is not None and constant(source) and list(maker.attributes.get_ints("perm", [1, 0])) == [1, 0]:
-                weight, transposed = source, True
-    if not constant(weight):
-        return None
+    weight, transposed, bias = operands
     tensor = stored(weight)
     if len(tensor.shape) != 2 or tensor.dtype not in FLOATS:
         return None
@@ -97,14 +82,34 @@ def _layer(node: ir.Node) -> Layer | None:
     return Layer(name, node, weight, transposed, bias)
 
 
+def _gemm_operands(node: ir.Node) -> tuple[ir.Value, bool, ir.Value | None] | None:
+    """(weight, whether it is transposed, bias); None for a Gemm that does more than x @ w + b."""
+    weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    plain = node.attributes.get_float("alpha", 1.0) == 1.0 and not node.attributes.get_int("transA", 0)
+    if weight is None or not plain or (bias is not None and node.attributes.get_float("beta", 1.0) != 1.0):
+        return None
+    return weight, bool(node.attributes.get_int("transB", 0)), bias
+
+
+def _untransposed(weight: ir.Value) -> tuple[ir.Value, bool]:
+    """(what is stored, whether it is transposed before the product)."""
+    maker = weight.producer()
+    if maker is None or maker.op_type != "Transpose" or maker.domain not in ("", "ai.onnx"):
+        return weight, False
+    source = maker.inputs[0]
+    if source is None or not constant(source) or list(maker.attributes.get_ints("perm", [1, 0])) != [1, 0]:
+        return weight, False
+    return source, True
+
+
 def find_tables(model: ir.Model) -> list[tuple[ir.Node, ir.Value]]:
     """Embedding tables: Gather nodes on a constant float matrix, along its rows."""
-    found = []
+    tables = []
     for node in model.graph:
         if node.op_type == "Gather" and node.domain in ("", "ai.onnx") and node.attributes.get_int("axis", 0) == 0:
             table = node.inputs[0]
             if table is None or not constant(table):
                 continue
             if len(stored(table).shape) == 2 and stored(table).dtype == ir.DataType.FLOAT:
-                found.append((node, table))
-    return found
+                tables.append((node, table))
+    return tables

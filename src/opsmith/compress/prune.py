@@ -30,6 +30,7 @@ from opsmith.compress.prune_heads import find_heads
 from opsmith.compress.prune_magnitude import zero_smallest
 from opsmith.compress.prune_neurons import find_neurons
 from opsmith.compress.quality import Feed, Quality
+from opsmith.compress.quantize import halve
 from opsmith.compress.structure import Group, Refused, remove_units, replace_weight
 from opsmith.errors import OpsmithError
 
@@ -81,6 +82,7 @@ def prune(
     calibration: object = None,
     samples: int = 64,
     threads: int | None = None,
+    overwrite: bool = False,
 ) -> PruneResult:
     """Write SRC without its least important parts to DEST, a variant folder or .onnx file.
 
@@ -90,10 +92,18 @@ def prune(
     """
     _check_options(method, ratio, shrink, importance_by, samples)
     options = {
-        "method": method, "ratio": ratio, "shrink": shrink, "importance": importance_by, "repair": repair,
-        "uniform": uniform, "samples": samples,
-    }  # fmt: skip
-    with store.on_disk(src) as source, store.new_variant(dest, verb="prune", parent=src, options=options) as draft:
+        "method": method,
+        "ratio": ratio,
+        "shrink": shrink,
+        "importance": importance_by,
+        "repair": repair,
+        "uniform": uniform,
+        "samples": samples,
+    }
+    with (
+        store.on_disk(src) as source,
+        store.new_variant(dest, verb="prune", parent=src, options=options, overwrite=overwrite) as draft,
+    ):
         if store.libraries(source):
             raise OpsmithError(f"{source} is compiled; its weights are packed", "prune the variant it was made from")
         model = store.open_model(source)
@@ -103,6 +113,7 @@ def prune(
         names = quality.judged_outputs(model)
         reference = quality.answers(source, judge, names, threads)
         before_weights = _count(model)
+        halved = any(map(_is_half, model.graph.initializers.values()))
         groups: list[Group] = []
         kept: list[Array] = []
         refused: list[str] = []
@@ -118,6 +129,8 @@ def prune(
             budget = _budget(groups, ratio, shrink, before_weights)
             with tempfile.TemporaryDirectory(prefix="opsmith-prune-", dir=draft.folder.parent) as spool:
                 kept = _cut(model, groups, fit, budget, importance_by, repair, uniform, Path(spool), threads)
+                if halved:
+                    halve(model)
                 after_weights = _count(model)
                 store.save_model(model, draft.path)
         judged = [_cut_feed(feed, groups, kept) for feed in judge]
@@ -125,25 +138,29 @@ def prune(
             answers = quality.answers(draft.path, judged, names, threads)
         except OpsmithError as error:
             raise OpsmithError(f"the pruned model does not run, nothing was written: {error.message}") from error
-        found = quality.compare(reference, answers, logits=names == ["logits"])
+        reached = quality.compare(reference, answers, logits=names == ["logits"])
         write_test_data(source, draft, threads, lambda feed: _cut_feed(feed, groups, kept))
         before, after = session.size_on_disk(source), session.size_on_disk(draft.path)
         rows = tuple(Pruned(g.name, g.kind, g.units, len(k)) for g, k in zip(groups, kept))
         draft.record["pruned"] = {
-            "groups": [dataclasses.asdict(r) for r in rows], "refused": refused, "weights": [before_weights, after_weights],
-            "size": [before, after], "quality": found.facts(), "cases": [len(fit), len(judge)],
+            "groups": [dataclasses.asdict(r) for r in rows],
+            "refused": refused,
+            "weights": [before_weights, after_weights],
+            "size": [before, after],
+            "quality": reached.facts(),
+            "cases": [len(fit), len(judge)],
             **({"note": note} if note else {}),
-        }  # fmt: skip
+        }
     variant = store.Variant(store.find_model(dest))
     return PruneResult(
-        variant, method, rows, tuple(refused), (before_weights, after_weights), before, after, found, apart, note
+        variant, method, rows, tuple(refused), (before_weights, after_weights), before, after, reached, apart, note
     )
 
 
 def _check_options(method: str, ratio: float | None, shrink: float | None, importance_by: str, samples: int) -> None:
-    for what, value, known in (("method", method, METHODS), ("importance", importance_by, IMPORTANCE)):
-        if value not in known:
-            raise OpsmithError(f"{what} {value!r} is not known", f"one of {', '.join(known)}")
+    for what, value, choices in (("method", method, METHODS), ("importance", importance_by, IMPORTANCE)):
+        if value not in choices:
+            raise OpsmithError(f"{what} {value!r} is not known", f"one of {', '.join(choices)}")
     if (ratio is None) == (shrink is None):
         raise OpsmithError("how much to remove is not clear", "give a ratio or a shrink, say --ratio 0.2")
     for name, share in (("ratio", ratio), ("shrink", shrink)):
@@ -151,6 +168,11 @@ def _check_options(method: str, ratio: float | None, shrink: float | None, impor
             raise OpsmithError(f"a {name} of {share} makes no sense", "give a number between 0 and 1, say 0.2")
     if samples < 1:
         raise OpsmithError("at least one calibration sample is needed")
+
+
+def _is_half(value: ir.Value) -> bool:
+    """Stored in half precision, computed in float."""
+    return value.dtype == ir.DataType.FLOAT16 and any(user.op_type == "Cast" for user, _ in value.uses())
 
 
 def _count(model: ir.Model) -> int:
@@ -170,7 +192,7 @@ def _magnitude_share(model: ir.Model, shrink: float) -> float:
 
 def _structure(source: Path, method: str) -> tuple[ir.Model, list[Group], list[str]]:
     """The model with attention found, and the groups to prune in it."""
-    from opsmith.rewrite import PRUNER_RULES, rewrite_model
+    from opsmith.rewriter import PRUNER_RULES, rewrite_model
 
     model = store.open_model(source)
     rewrite_model(model, level=2, only=PRUNER_RULES)
@@ -299,10 +321,10 @@ def _allocate(
 
 def _cut_feed(feed: Feed, groups: Sequence[Group], kept: Sequence[Array]) -> Feed:
     """Inputs for the pruned model: the cache of a removed head goes too."""
-    found = dict(feed)
+    cut = dict(feed)
     for group, units in zip(groups, kept):
         for value, (axis, labels) in group.values.items():
-            if value.is_graph_input() and value.name in found:
+            if value.is_graph_input() and value.name in cut:
                 keep = np.flatnonzero((labels < 0) | np.isin(labels, units))
-                found[value.name] = np.take(found[value.name], keep, axis=axis)
-    return found
+                cut[value.name] = np.take(cut[value.name], keep, axis=axis)
+    return cut

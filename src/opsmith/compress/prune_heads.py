@@ -12,12 +12,12 @@ from opsmith.compress.structure import ATTENTIONS, OWN, Group, Refused, _heads, 
 
 def find_heads(model: ir.Model, layers: dict[ir.Node, Layer]) -> tuple[list[Group], list[str]]:
     """A group per attention, and why others are left alone."""
-    found: list[Group] = []
+    groups: list[Group] = []
     refused: list[str] = []
     for node in model.graph:
         if node.domain != OWN or node.op_type not in ATTENTIONS:
             continue
-        name = f"attention {len(found) + len(refused)}"
+        name = f"attention {len(groups) + len(refused)}"
         try:
             k, v = node.inputs[1:3]
             units = _heads(k)
@@ -25,7 +25,7 @@ def find_heads(model: ir.Model, layers: dict[ir.Node, Layer]) -> tuple[list[Grou
                 raise Refused("it has one key head")
             assert k is not None and v is not None
             labels = np.arange(units)
-            found.append(spread(name, "heads", units, layers, [(k, 1, labels), (v, 1, labels)]))
+            groups.append(spread(name, "heads", units, layers, [(k, 1, labels), (v, 1, labels)]))
         except Refused as reason:
             refused.append(f"{name} ({node.name}): {reason}")
-    return found, refused
+    return groups, refused

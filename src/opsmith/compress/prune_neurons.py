@@ -12,7 +12,7 @@ from opsmith.compress.structure import Group, Refused, spread
 
 def find_neurons(model: ir.Model, layers: dict[ir.Node, Layer]) -> tuple[list[Group], list[str]]:
     """A group per product whose inputs are made channel by channel by other products."""
-    found, refused = [], []
+    groups, refused = [], []
     for layer in layers.values():
         source, k = layer.node.inputs[0], layer.shape[0]
         if source is None or source.producer() is None:
@@ -21,7 +21,7 @@ def find_neurons(model: ir.Model, layers: dict[ir.Node, Layer]) -> tuple[list[Gr
             rank = len(source.shape) if source.shape is not None else 0
             if rank == 0:
                 raise Refused("its input has no known rank")
-            found.append(spread(layer.name, "neurons", k, layers, [(source, rank - 1, np.arange(k))]))
+            groups.append(spread(layer.name, "neurons", k, layers, [(source, rank - 1, np.arange(k))]))
         except Refused as reason:
             refused.append(f"{layer.name}: {reason}")
-    return found, refused
+    return groups, refused

@@ -15,8 +15,10 @@ import numpy as np
 import onnx_ir as ir
 
 from opsmith import session, store
+from opsmith.check import inputs as generate
+from opsmith.check.feed import judged_feed
+from opsmith.check.values import random_inputs
 from opsmith.errors import OpsmithError
-from opsmith.measure import inputs as generate
 
 Array = np.ndarray[Any, Any]
 Feed = dict[str, Array]
@@ -123,10 +125,10 @@ def calibration_feeds(
     if calibration is None:
         kept = [d.inputs for d in store.read_test_data(path) if d.inputs]
         return [_checked(f, model, "the stored test data") for f in kept] + _generated(
-            model, max(1, count // 2), one_shape
+            path, model, max(1, count // 2), one_shape
         )
     if calibration == "generated":
-        return _generated(model, count, one_shape)
+        return _generated(path, model, count, one_shape)
     files = [calibration] if isinstance(calibration, (str, Path)) else calibration
     if not isinstance(files, Sequence) or not files:
         raise OpsmithError(f"calibration {calibration!r} is not a file", 'give files, a folder, or "generated"')
@@ -138,10 +140,14 @@ def calibration_feeds(
     return feeds
 
 
-def _generated(model: ir.Model, count: int, one_shape: bool) -> list[Feed]:
-    specs = generate.specs(model)
-    dims = [generate.default_dims(specs)] * count if one_shape else generate.cases(specs, count)
-    return [generate.random_inputs(model, d, seed=i) for i, d in enumerate(dims)]
+def _generated(source: store.ModelLike, model: ir.Model, count: int, one_shape: bool) -> list[Feed]:
+    """Random inputs, none larger than what the model is known to run on (a table of 77 positions takes no 128 tokens)."""
+    runs = judged_feed(source).dims
+    if one_shape and runs:
+        dims = [runs] * count
+    else:
+        dims = [{s: min(n, runs.get(s, n)) for s, n in d.items()} for d in generate.cases(generate.specs(model), count)]
+    return [random_inputs(model, d, seed=i) for i, d in enumerate(dims)]
 
 
 def _read(file: Path, path: Path, model: ir.Model, count: int) -> list[Feed]:

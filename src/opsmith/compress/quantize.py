@@ -29,14 +29,13 @@ from opsmith.compress.blocks import Blocks, quantize_blocks
 from opsmith.compress.layers import Layer, constant, find_layers, find_tables, stored
 from opsmith.compress.own_outputs import write_test_data
 from opsmith.compress.quality import Feed, Quality
-from opsmith.compress.sensitivity import KEPT, Goal, Sensitivity, choose_bits
+from opsmith.compress.quantize_options import QuantizeOptions
+from opsmith.compress.sensitivity import KEPT, Sensitivity, choose_bits
 from opsmith.compress.spare import spared
 from opsmith.errors import OpsmithError
 
 Array = np.ndarray[Any, Any]
 
-METHODS = ("weight-only", "fp16", "dynamic", "static")
-RANGES = ("minmax", "entropy", "percentile")
 SMALLEST = 1024  # elements; smaller weights are not worth an operator
 _HALF_MAX = 65504.0
 
@@ -72,6 +71,7 @@ def quantize(
     samples: int = 8,
     spare: bool = True,
     threads: int | None = None,
+    overwrite: bool = False,
 ) -> QuantizeResult:
     """Write SRC with smaller weights to DEST, a variant folder or .onnx file.
 
@@ -81,81 +81,63 @@ def quantize(
     stock ONNX Runtime round activations to int8, which is faster there. `spare` keeps the ends and the time embedding of a
     diffusion UNet in full precision (spare.py); fp16 only stores what is computed in float anyway and spares nothing.
     """
-    _check_options(method, bits, block, embeddings, ranges, max_error, min_quality, samples)
-    options = {
-        "method": method, "bits": bits, "block": block, "symmetric": symmetric, "embeddings": embeddings, "ranges": ranges,
-        "per_channel": per_channel, "max_error": max_error, "min_quality": min_quality, "exclude": list(exclude),
-        "accuracy_level": accuracy_level, "spare": spare,
-    }  # fmt: skip
-    goal = Goal(max_error, min_quality) if max_error is not None or min_quality is not None else None
-    with store.on_disk(src) as source, store.new_variant(dest, verb="quantize", parent=src, options=options) as draft:
+    options = QuantizeOptions(
+        method=method,
+        bits=bits,
+        block=block,
+        symmetric=symmetric,
+        embeddings=embeddings,
+        ranges=ranges,
+        per_channel=per_channel,
+        max_error=max_error,
+        min_quality=min_quality,
+        exclude=list(exclude),
+        accuracy_level=accuracy_level,
+        spare=spare,
+    )
+    if samples < 1:
+        raise OpsmithError("at least one calibration sample is needed")
+    record = dataclasses.asdict(options)
+    with (
+        store.on_disk(src) as source,
+        store.new_variant(dest, verb="quantize", parent=src, options=record, overwrite=overwrite) as draft,
+    ):
         if store.libraries(source):
             raise OpsmithError(f"{source} is compiled; its weights are packed", "quantize the variant it was made from")
         model = store.open_model(source)
-        histogram = method == "static" and ranges != "minmax"
-        feeds = quality.calibration_feeds(source, model, calibration, samples, one_shape=histogram)
+        feeds = quality.calibration_feeds(source, model, calibration, samples, one_shape=options.one_shape)
         names = quality.judged_outputs(model)
         reference = quality.answers(source, feeds, names, threads)
         sweep: list[Sensitivity] = []
         if method == "weight-only":
             chosen = _Chosen(exclude, spared(model) if spare else {})
-            bits_of: dict[str, int] = {}
-            if goal is not None:
-                sweep = choose_bits(
-                    model, feeds, reference, goal, bits=bits, block=block, symmetric=symmetric, chosen=chosen,
-                    tables=embeddings == "fp16", threads=threads,
-                )  # fmt: skip
-                bits_of = {row.layer: row.bits for row in sweep}
-            with tempfile.TemporaryDirectory(prefix="opsmith-quantize-", dir=draft.folder.parent) as spool:
-                count, left = _weight_only(model, bits, bits_of, block, symmetric, accuracy_level, chosen, Path(spool))
-                if embeddings == "fp16":
-                    _halve_tables(model, exclude)
-                _drop_unused(model)
-                store.save_model(model, draft.path)
+            if options.goal is not None:
+                sweep = choose_bits(model, feeds, reference, options, chosen, threads)
+            count, left = _weight_only(model, options, {row.layer: row.bits for row in sweep}, chosen, draft.path)
         elif method == "fp16":
-            count, left = _halve(model, exclude)
+            count, left = halve(model, exclude)
             store.save_model(model, draft.path)
         else:
-            count, left = _with_ort(source, draft.path, method, feeds, ranges, per_channel, exclude, spare)
+            count, left = _with_ort(source, draft.path, options, feeds)
         if count == 0:
             raise OpsmithError(f"{source} has nothing that {method} quantization could make smaller")
-        found = quality.compare(reference, _run(draft.path, feeds, names, threads), logits=names == ["logits"])
-        if goal is not None and not goal.reached(found):
+        reached = quality.compare(reference, _run(draft.path, feeds, names, threads), logits=names == ["logits"])
+        if options.goal is not None and not options.goal.reached(reached):
+            figures = f"error {reached.error:.3g}, quality {reached.score:.4f}"
             advice = "leave layers out with exclude" if method != "weight-only" else "allow a little more"
-            raise OpsmithError(f"{goal} is not reached: error {found.error:.3g}, quality {found.score:.4f}", advice)
+            raise OpsmithError(f"{options.goal} is not reached: {figures}", advice)
         write_test_data(source, draft, threads)
         before, after = session.size_on_disk(source), session.size_on_disk(draft.path)
         draft.record["quantized"] = {
             "layers": count,
             "left": left,
             "size": [before, after],
-            "quality": found.facts(),
+            "quality": reached.facts(),
             "cases": len(feeds),
             "sweep": [dataclasses.asdict(row) for row in sweep],
         }
     variant = store.Variant(store.find_model(dest))
-    return QuantizeResult(variant, method, count, tuple(left), before, after, found, tuple(sweep))
-
-
-def _check_options(
-    method: str, bits: int, block: int, embeddings: str, ranges: str, max_error: float | None, min_quality: float | None,
-    samples: int,
-) -> None:  # fmt: skip
-    for what, value, known in (
-        ("method", method, METHODS),
-        ("bits", bits, (4, 8)),
-        ("block", block, (16, 32, 64, 128, 256)),
-        ("embeddings", embeddings, ("fp16", "keep")),
-        ("ranges", ranges, RANGES),
-    ):
-        if value not in known:
-            raise OpsmithError(f"{what} {value!r} is not known", f"one of {', '.join(map(str, known))}")
-    if max_error is not None and not max_error > 0:
-        raise OpsmithError(f"a largest error of {max_error} makes no sense", "give a number above 0, say 0.05")
-    if min_quality is not None and not 0 < min_quality <= 1:
-        raise OpsmithError(f"a smallest quality of {min_quality} makes no sense", "give a number up to 1, say 0.95")
-    if samples < 1:
-        raise OpsmithError("at least one calibration sample is needed")
+    return QuantizeResult(variant, method, count, tuple(left), before, after, reached, tuple(sweep))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,27 +163,39 @@ class _Chosen:
 
 
 def _weight_only(
-    model: ir.Model, bits: int, bits_of: Mapping[str, int], block: int, symmetric: bool, accuracy_level: int,
-    chosen: _Chosen, spool: Path,
-) -> tuple[int, list[str]]:  # fmt: skip
+    model: ir.Model, options: QuantizeOptions, bits_of: Mapping[str, int], chosen: _Chosen, target: Path
+) -> tuple[int, list[str]]:
+    """Write MODEL to TARGET with its layers quantized: how many, and which were left, with the reason."""
+    with tempfile.TemporaryDirectory(prefix="opsmith-quantize-", dir=target.parent.parent) as spool:
+        count, left = _quantize_layers(model, options, bits_of, chosen, Path(spool))
+        if options.halves_tables:
+            _halve_tables(model, options.exclude)
+        _drop_unused(model)
+        store.save_model(model, target)
+    return count, left
+
+
+def _quantize_layers(
+    model: ir.Model, options: QuantizeOptions, bits_of: Mapping[str, int], chosen: _Chosen, spool: Path
+) -> tuple[int, list[str]]:
     layers = find_layers(model)
     shared: dict[tuple[str, bool, int], tuple[ir.Value, ir.Value, ir.Value | None]] = {}
     left, count = [], 0
     with progress.task("quantizing", total=len(layers)) as step:
         for layer in layers:
             step(layer.name)
-            if reason := chosen.why_not(layer):
+            bits = bits_of.get(layer.name, options.bits)
+            if reason := chosen.why_not(layer) or ("too sensitive" if bits == KEPT else None):
                 left.append(f"{layer.name}: {reason}")
                 continue
-            wanted = bits_of.get(layer.name, bits)
-            if wanted == KEPT:
-                left.append(f"{layer.name}: too sensitive")
-                continue
-            key = (layer.weight.name or "", layer.transposed, wanted)
+            key = (layer.weight.name or "", layer.transposed, bits)
             if key not in shared:
-                packed = quantize_blocks(layer.matrix(), wanted, block, symmetric)
-                shared[key] = _register(model, packed, f"{layer.name}_int{wanted}", spool)
-            _replace(model, layer, wanted, block, accuracy_level, shared[key])
+                packed = quantize_blocks(layer.matrix(), bits, options.block, options.symmetric)
+                shared[key] = _register(model, packed, f"{layer.name}_int{bits}", spool)
+            attributes = {"bits": bits, "block_size": options.block}
+            if options.accuracy_level:
+                attributes["accuracy_level"] = options.accuracy_level
+            _replace(layer, attributes, shared[key])
             count += 1
     if count:
         model.opset_imports.setdefault("com.microsoft", 1)
@@ -213,9 +207,9 @@ def _register(model: ir.Model, packed: Blocks, name: str, spool: Path) -> tuple[
 
     def value(kind: str, array: Array) -> ir.Value:
         tensor = ir.Tensor(_spooled(array, spool), name=f"{name}_{kind}")
-        found = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
-        model.graph.register_initializer(found)
-        return found
+        made = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+        model.graph.register_initializer(made)
+        return made
 
     zeros = None if packed.zeros is None else value("zeros", packed.zeros.reshape(-1))
     return value("weight", packed.packed), value("scales", packed.scales.reshape(-1)), zeros
@@ -231,15 +225,9 @@ def _spooled(array: Array, spool: Path) -> Array:
     return mapped
 
 
-def _replace(
-    model: ir.Model, layer: Layer, bits: int, block: int, accuracy_level: int,
-    tensors: tuple[ir.Value, ir.Value, ir.Value | None],
-) -> None:  # fmt: skip
+def _replace(layer: Layer, attributes: dict[str, int], tensors: tuple[ir.Value, ir.Value, ir.Value | None]) -> None:
     """MatMul or Gemm -> MatMulNBits, with the bias inside where it is one value per column."""
     node, (k, n) = layer.node, layer.shape
-    attributes: dict[str, Any] = {"K": k, "N": n, "bits": bits, "block_size": block}
-    if accuracy_level:
-        attributes["accuracy_level"] = accuracy_level
     weight, scales, zeros = tensors
     inputs: list[ir.Value | None] = [node.inputs[0], weight, scales, zeros]
     inside = layer.bias is not None and layer.bias.shape is not None and list(layer.bias.shape) == [n]
@@ -248,7 +236,8 @@ def _replace(
     while inputs[-1] is None:
         inputs.pop()
     result = node.outputs[0]
-    made = ir.node("MatMulNBits", inputs, attributes=attributes, domain="com.microsoft", name=f"{node.name}_int{bits}")
+    name = f"{node.name}_int{attributes['bits']}"
+    made = ir.node("MatMulNBits", inputs, attributes={"K": k, "N": n} | attributes, domain="com.microsoft", name=name)
     new = [made]
     if layer.bias is not None and not inside:
         new.append(ir.node("Add", [made.outputs[0], layer.bias], name=f"{node.name}_bias"))
@@ -281,21 +270,22 @@ def _cast_after(node: ir.Node, value: ir.Value) -> None:
     assert graph is not None
     users = list(value.uses())
     cast = ir.node("Cast", [value], attributes={"to": int(ir.DataType.FLOAT)}, name=f"{value.name}_float_cast")
-    out = cast.outputs[0]
-    out.name, out.shape, out.type = f"{value.name}_float", value.shape, ir.TensorType(ir.DataType.FLOAT)
+    converted = cast.outputs[0]
+    converted.name, converted.shape = f"{value.name}_float", value.shape
+    converted.type = ir.TensorType(ir.DataType.FLOAT)
     for user, index in users:
-        user.replace_input_with(index, out)
+        user.replace_input_with(index, converted)
     graph.insert_after(node, cast)
     for i, output in enumerate(graph.outputs):
         if output is value:  # the name of a graph output stays where the float is
-            value.name, out.name = f"{value.name}_half", value.name
-            graph.outputs[i] = out
+            value.name, converted.name = f"{value.name}_half", value.name
+            graph.outputs[i] = converted
 
 
 # --- fp16 ------------------------------------------------------------------------------------------------
 
 
-def _halve(model: ir.Model, exclude: Sequence[str]) -> tuple[int, list[str]]:
+def halve(model: ir.Model, exclude: Sequence[str] = ()) -> tuple[int, list[str]]:
     """Large float initializers become half precision behind a Cast."""
     left: list[str] = []
     halves = _halve_tables(model, exclude)
@@ -313,10 +303,10 @@ def _halve(model: ir.Model, exclude: Sequence[str]) -> tuple[int, list[str]]:
         name = value.name or ""
         half = halves[name] = halves.get(name) or _half(model, value)
         cast = ir.node("Cast", [half], attributes={"to": int(ir.DataType.FLOAT)}, name=f"{value.name}_cast")
-        out = cast.outputs[0]
-        out.name, out.shape, out.type = f"{value.name}_float", value.shape, value.type
+        converted = cast.outputs[0]
+        converted.name, converted.shape, converted.type = f"{value.name}_float", value.shape, value.type
         for user, index in list(value.uses()):
-            user.replace_input_with(index, out)
+            user.replace_input_with(index, converted)
         model.graph.insert_before(model.graph[0], cast)
     _drop_unused(model)
     return len(halves), left
@@ -346,65 +336,58 @@ def _drop_unused(model: ir.Model) -> None:
 # --- through ONNX Runtime's own tool ---------------------------------------------------------------------
 
 
-def _with_ort(
-    source: Path,
-    target: Path,
-    method: str,
-    feeds: Sequence[Feed],
-    ranges: str,
-    per_channel: bool,
-    exclude: Sequence[str],
-    spare: bool,
-) -> tuple[int, list[str]]:
+def _with_ort(source: Path, target: Path, options: QuantizeOptions, feeds: Sequence[Feed]) -> tuple[int, list[str]]:
     from onnxruntime import quantization as tool
 
     left = []
-    if method == "static" and ranges != "minmax":
+    if options.one_shape:
         kept = _most_common_shape(feeds)
         if len(kept) < len(feeds):
-            left.append(f"{len(feeds) - len(kept)} calibration cases: {ranges} ranges need cases of one shape")
+            left.append(f"{len(feeds) - len(kept)} calibration cases: {options.ranges} ranges need cases of one shape")
         feeds = kept
     model = store.open_model(source)
     every = [n.name or "" for n in model.graph]
-    skip = {n: "excluded" for n in every if any(fnmatch.fnmatchcase(n, p) for p in exclude)}
+    skip = {n: "excluded" for n in every if any(fnmatch.fnmatchcase(n, p) for p in options.exclude)}
     total = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
     external = total > store.EMBED_LIMIT
-    common: dict[str, Any] = {
-        "per_channel": per_channel,
-        "use_external_data_format": external,
-        "weight_type": tool.QuantType.QInt8,
-    }
     logger = logging.getLogger()
     level = logger.level
     logger.setLevel(logging.ERROR)  # the tool warns on the root logger about every step it would have liked
     try:
         with tempfile.TemporaryDirectory(prefix="opsmith-ort-", dir=target.parent) as folder:
             prepared = Path(folder) / "prepared.onnx"
+            where: dict[str, Any] = {"save_as_external_data": external, "all_tensors_to_one_file": True}
+            where["external_data_location"] = f"{prepared.name}.data" if external else None
             tool.shape_inference.quant_pre_process(
-                str(source), str(prepared), skip_symbolic_shape=True, skip_optimization=external,
-                save_as_external_data=external, all_tensors_to_one_file=True,
-                external_data_location=f"{prepared.name}.data" if external else None,
-            )  # fmt: skip
+                str(source), str(prepared), skip_symbolic_shape=True, skip_optimization=external, **where
+            )
             _forget_shapes_of_weights(prepared)
-            if spare:
+            if options.spare:
                 skip |= spared(store.open_model(prepared))  # the tool has given some nodes other names
-            # For `dynamic` the tool takes every Gemm apart, under a new name.
-            common["nodes_to_exclude"] = [*skip, *(f"{name}_MatMul" for name in skip)]
-            if method == "dynamic":
-                tool.quantize_dynamic(str(prepared), str(target), extra_options={"MatMulConstBOnly": True}, **common)
+            settings: dict[str, Any] = {
+                "per_channel": options.per_channel,
+                "use_external_data_format": external,
+                "weight_type": tool.QuantType.QInt8,
+                # For `dynamic` the tool takes every Gemm apart, under a new name.
+                "nodes_to_exclude": [*skip, *(f"{name}_MatMul" for name in skip)],
+                "extra_options": {"MatMulConstBOnly": True},
+            }
+            if options.method == "dynamic":
+                tool.quantize_dynamic(str(prepared), str(target), **settings)
             else:
-                kind = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}[ranges]
-                tool.quantize_static(
-                    str(prepared), str(target), _Reader(feeds), quant_format=tool.QuantFormat.QDQ,
-                    activation_type=tool.QuantType.QUInt8, calibrate_method=tool.CalibrationMethod[kind],
-                    op_types_to_quantize=["MatMul", "Gemm", "Conv"],
-                    extra_options={"MatMulConstBOnly": True}, **common,
-                )  # fmt: skip
+                kind = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}[options.ranges]
+                settings |= {
+                    "quant_format": tool.QuantFormat.QDQ,
+                    "activation_type": tool.QuantType.QUInt8,
+                    "calibrate_method": tool.CalibrationMethod[kind],
+                    "op_types_to_quantize": ["MatMul", "Gemm", "Conv"],
+                }
+                tool.quantize_static(str(prepared), str(target), _Reader(feeds), **settings)
     except OpsmithError:
         raise
     except Exception as error:
         raise OpsmithError(
-            f"ONNX Runtime's {method} quantization refuses {source}: {session.one_line(error)}"
+            f"ONNX Runtime's {options.method} quantization refuses {source}: {session.one_line(error)}"
         ) from error
     finally:
         logger.setLevel(level)

@@ -21,6 +21,7 @@ from opsmith.compress import quality
 from opsmith.compress.blocks import Blocks, dequantize_blocks, quantize_blocks
 from opsmith.compress.layers import Layer, find_layers, find_tables, stored
 from opsmith.compress.quality import Feed, Quality
+from opsmith.compress.quantize_options import QuantizeOptions
 from opsmith.errors import OpsmithError
 
 Array = np.ndarray[Any, Any]
@@ -36,22 +37,6 @@ class Sensitivity:
     n: int
     error: float
     bits: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Goal:
-    max_error: float | None = None
-    min_quality: float | None = None
-
-    def reached(self, found: Quality) -> bool:
-        return (self.max_error is None or found.error <= self.max_error) and (
-            self.min_quality is None or found.score >= self.min_quality
-        )
-
-    def __str__(self) -> str:
-        parts = [f"an error of {self.max_error:g}"] if self.max_error is not None else []
-        parts += [f"a quality of {self.min_quality:g}"] if self.min_quality is not None else []
-        return " and ".join(parts)
 
 
 class Bench:
@@ -78,15 +63,15 @@ class Bench:
 
     def run(self, changed: Mapping[int, ort.OrtValue]) -> list[list[Array]]:
         weights = {f"opsmith.layer.{i}": changed.get(i, own) for i, own in enumerate(self.own)}
-        found = []
+        answers = []
         for feed in self.feeds:
             values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(a)) for name, a in feed.items()}
             try:
                 results = self.session.run_with_ort_values(self.names, {**values, **weights})
             except Exception as error:
                 raise OpsmithError(f"ONNX Runtime failed to run the model: {session.one_line(error)}") from error
-            found.append([r.numpy() for r in results])
-        return found
+            answers.append([r.numpy() for r in results])
+        return answers
 
     def judge(self, changed: Mapping[int, ort.OrtValue], *, full: bool) -> Quality:
         """KL and top-1 agreement cost more than the run itself for a large vocabulary: only where they are asked for."""
@@ -97,17 +82,14 @@ def choose_bits(
     model: ir.Model,
     feeds: Sequence[Feed],
     reference: list[list[Array]],
-    goal: Goal,
-    *,
-    bits: int,
-    block: int,
-    symmetric: bool,
+    options: QuantizeOptions,
     chosen: Callable[[Layer], bool],
-    tables: bool,
     threads: int | None = None,
 ) -> list[Sensitivity]:
     """Bits for every chosen layer, so that the whole model reaches the goal with as few spared layers as the order allows."""
-    bench = Bench(model, feeds, tables=tables, threads=threads)
+    bits, goal = options.bits, options.goal
+    assert goal is not None
+    bench = Bench(model, feeds, tables=options.halves_tables, threads=threads)
     bench.reference = reference
     picked = [i for i, layer in enumerate(bench.layers) if chosen(layer)]
     alone: dict[int, float] = {}
@@ -115,7 +97,7 @@ def choose_bits(
 
     def rounded(i: int, to: int) -> ort.OrtValue:
         if (i, to) not in packed:
-            packed[i, to] = quantize_blocks(bench.layers[i].matrix(), to, block, symmetric)
+            packed[i, to] = quantize_blocks(bench.layers[i].matrix(), to, options.block, options.symmetric)
         return _value(dequantize_blocks(packed[i, to]))
 
     with progress.task("sensitivity", total=len(picked)) as step:
@@ -127,9 +109,7 @@ def choose_bits(
     moves = [(i, rung) for rung in rungs for i in worst_first]
 
     def after(count: int) -> dict[int, int]:
-        found = dict.fromkeys(picked, bits)
-        found.update(moves[:count])
-        return found
+        return dict.fromkeys(picked, bits) | dict(moves[:count])
 
     def good(count: int) -> bool:
         changed = {i: rounded(i, b) for i, b in after(count).items() if b != KEPT}

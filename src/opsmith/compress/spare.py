@@ -21,17 +21,17 @@ def spared(model: ir.Model) -> dict[str, str]:
     depends: dict[ir.Value, frozenset[str]] = {}  # value -> the graph inputs whose content it depends on
     products, convolutions = [], []
     for node in model.graph:
-        found: frozenset[str] = frozenset()
+        sources: frozenset[str] = frozenset()
         if node.op_type not in ("Shape", "Size"):  # sizes are not content
             for value in node.inputs:
                 if value is not None:
-                    found |= (
+                    sources |= (
                         frozenset([value.name or ""]) if value.is_graph_input() else depends.get(value, frozenset())
                     )
-        depends |= dict.fromkeys(node.outputs, found)
-        if node.op_type in ("MatMul", "Gemm") and found == {TIME}:
+        depends |= dict.fromkeys(node.outputs, sources)
+        if node.op_type in ("MatMul", "Gemm") and sources == {TIME}:
             products.append(node.name or "")
-        if node.op_type == "Conv" and LATENTS in found:
+        if node.op_type == "Conv" and LATENTS in sources:
             convolutions.append(node.name or "")
     kept = dict.fromkeys(products, "time embedding, kept in full precision")
     for name, which in zip(convolutions[:1] + convolutions[-1:], ("first", "last")):

@@ -20,57 +20,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from opsmith import ops
 from opsmith.compress.layers import Layer, constant, stored
 
 Array = np.ndarray[Any, Any]
 OWN = "opsmith"
 ATTENTIONS = ("Attention", "AttentionBias", "AttentionMask", "CausalAttention")
-# Ops that treat every element by itself; operands broadcast as in numpy.
-ELEMENTWISE = frozenset(
-    [
-        "Abs",
-        "Add",
-        "Cast",
-        "Ceil",
-        "Clip",
-        "Cos",
-        "Div",
-        "Elu",
-        "Erf",
-        "Exp",
-        "Floor",
-        "Gelu",
-        "HardSigmoid",
-        "HardSwish",
-        "Identity",
-        "LeakyRelu",
-        "Log",
-        "Max",
-        "Mean",
-        "Min",
-        "Mish",
-        "Mul",
-        "Neg",
-        "Pow",
-        "Reciprocal",
-        "Relu",
-        "Round",
-        "Selu",
-        "Sigmoid",
-        "Sign",
-        "Sin",
-        "Softplus",
-        "Softsign",
-        "Sqrt",
-        "Sub",
-        "Sum",
-        "Swish",
-        "Tanh",
-        "ThresholdedRelu",
-        "Where",
-    ]
-)
-OWN_ELEMENTWISE = frozenset(("Gelu", "GeluTanh", "QuickGelu", "Silu"))
+# Ops that treat every element by itself; operands broadcast as in numpy. The second operand of CastLike only names a type.
+ELEMENTWISE = (ops.names() | {"Identity"}) - {"CastLike"}
+OWN_ELEMENTWISE = ops.names(domain=OWN)
 
 
 class Refused(Exception):
@@ -203,10 +161,10 @@ class Spread:
         self.constants[node, index] = (own, labels)
 
     def _elementwise(self, node: ir.Node, value: ir.Value, axis: int, labels: Array) -> None:
-        out = node.outputs[0]
-        rank = _rank(out)
-        place = axis - _rank(value) + rank if value is not out else axis
-        self.label(out, place, labels)
+        result = node.outputs[0]
+        rank = _rank(result)
+        place = axis - _rank(value) + rank if value is not result else axis
+        self.label(result, place, labels)
         for i, operand in enumerate(node.inputs):
             if operand is None:
                 continue
@@ -223,20 +181,20 @@ class Spread:
                 self.label(operand, own, labels)
 
     def _transpose(self, node: ir.Node, value: ir.Value, axis: int, labels: Array) -> None:
-        source, out = node.inputs[0], node.outputs[0]
-        perm = list(node.attributes.get_ints("perm", list(range(_rank(out)))[::-1]))
-        if value is out:
+        source, result = node.inputs[0], node.outputs[0]
+        perm = list(node.attributes.get_ints("perm", list(range(_rank(result)))[::-1]))
+        if value is result:
             self.label(source, perm[axis], labels)
         else:
-            self.label(out, perm.index(axis), labels)
+            self.label(result, perm.index(axis), labels)
 
     def _reshape(self, node: ir.Node, value: ir.Value, axis: int, labels: Array) -> None:
-        source, out = node.inputs[0], node.outputs[0]
+        source, result = node.inputs[0], node.outputs[0]
         if value is node.inputs[1]:
             raise Refused("channels are used as a shape")
-        a, b = _dims(source), _dims(out)
+        a, b = _dims(source), _dims(result)
         n = len(labels)
-        other, there, here = (source, a, b) if value is out else (out, b, a)
+        other, there, here = (source, a, b) if value is result else (result, b, a)
         last = len(here) - 1
         if axis == last and there[-1] == n:  # the last axis stays as it is
             moved, new_axis = labels, len(there) - 1
@@ -253,7 +211,7 @@ class Spread:
         else:
             raise Refused(f"Reshape {node.name} cuts the channels")
         self.label(other, new_axis, moved)
-        self.reshapes[node] = self.values[out]
+        self.reshapes[node] = self.values[result]
 
     def _split(self, node: ir.Node, value: ir.Value, axis: int, labels: Array) -> None:
         source = node.inputs[0]
@@ -337,39 +295,39 @@ def _size(value: ir.Value | None, axis: int) -> int | None:
 
 
 def _heads(value: ir.Value | None) -> int:
-    found = _size(value, 1)
-    if found is None:
+    heads = _size(value, 1)
+    if heads is None:
         raise Refused("the number of heads is not fixed")
-    return found
+    return heads
 
 
 def spread(
     name: str, kind: str, units: int, layers: dict[ir.Node, Layer], seeds: Collection[tuple[ir.Value, int, Array]]
 ) -> Group:
     """Follow the labels of SEEDS through the graph; one product must read all units."""
-    found = Spread(layers)
+    spreading = Spread(layers)
     for value, axis, labels in seeds:
-        found.label(value, axis, labels)
-    found.run()
-    waiting = [n for v in found.values for n in (v.producer(),) if n is not None and n.op_type == "Split"]
+        spreading.label(value, axis, labels)
+    spreading.run()
+    waiting = [n for v in spreading.values for n in (v.producer(),) if n is not None and n.op_type == "Split"]
     if any(
-        n not in found.splits and found.values[v][0] == _along(n)
+        n not in spreading.splits and spreading.values[v][0] == _along(n)
         for n in waiting
         for v in n.outputs
-        if v in found.values
+        if v in spreading.values
     ):
         raise Refused("a part of a joined projection has no heads")
-    outputs = [v for v in found.values if v.is_graph_output() and not any(i.is_graph_input() for i in _feeding(v))]
+    outputs = [v for v in spreading.values if v.is_graph_output() and not any(i.is_graph_input() for i in _feeding(v))]
     if outputs:
         raise Refused(f"{outputs[0].name} is an output of the model")
-    if len(found.sinks) != 1:
-        raise Refused(f"{len(found.sinks)} products read the channels where one is expected")
-    sink, labels = found.sinks[0]
-    if not any((layer.node, 1) in found.constants for layer in layers.values() if layer is not sink):
+    if len(spreading.sinks) != 1:
+        raise Refused(f"{len(spreading.sinks)} products read the channels where one is expected")
+    sink, labels = spreading.sinks[0]
+    if not any((layer.node, 1) in spreading.constants for layer in layers.values() if layer is not sink):
         raise Refused("no product makes the channels")
     return Group(
-        name, kind, units, sink, labels, found.constants, found.reshapes, found.splits, found.values
-    )  # fmt: skip
+        name, kind, units, sink, labels, spreading.constants, spreading.reshapes, spreading.splits, spreading.values
+    )
 
 
 def _along(node: ir.Node) -> int:

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "base.hpp"
+#include "float8.hpp"
 #include "math.hpp"
 #include "types.hpp"
 
@@ -115,6 +116,11 @@ OPSMITH_INLINE void lanes_to(T* p, V v, L lanes) {
 OPSMITH_INLINE F splat_of(float x) { return splat(x); }
 OPSMITH_INLINE F splat_of(half x) { return splat(to_float(x)); }
 OPSMITH_INLINE F splat_of(bfloat16 x) { return splat(to_float(x)); }
+OPSMITH_INLINE I splat_of(int32_t x) { return splat(x); }
+template <IntegerStorage T>
+OPSMITH_INLINE F splat_of(T x) {  // other integers on lanes are quantized numbers, which floats hold exactly
+  return splat(static_cast<float>(x));
+}
 OPSMITH_INLINE I splat_of(bool x) { return splat(-static_cast<int32_t>(x)); }
 OPSMITH_INLINE I mask_of(bool x) { return splat(-static_cast<int32_t>(x)); }
 
@@ -204,6 +210,22 @@ OPSMITH_INLINE V round_to(V a) {
     return to_float(from_float<T>(static_cast<float>(a)));
   }
 }
+// Linear quantization. Vectors hold the whole numbers of T as floats. The division is one, so that ties round as in ORT and numpy.
+template <class T>
+OPSMITH_INLINE F quantize_to(F x, F scale, F zero) {
+  const F low = splat(static_cast<float>(lowest_of<T>)), high = splat(static_cast<float>(highest_of<T>));
+  return min_or_second(max_or_second(round(x / scale) + zero, low), high);
+}
+template <class T>
+OPSMITH_INLINE T quantize_to(float x, float scale, T zero) {
+  return from_float<T>(__builtin_rintf(x / scale) + static_cast<float>(zero));
+}
+OPSMITH_INLINE F dequantized(F x, F scale, F zero) { return (x - zero) * scale; }
+template <IntegerStorage T>
+OPSMITH_INLINE float dequantized(T x, float scale, T zero) {
+  return static_cast<float>(static_cast<i64>(x) - static_cast<i64>(zero)) * scale;
+}
+OPSMITH_INLINE F to_float(F x) { return x; }
 template <class T>
 OPSMITH_INLINE T to_number(float a) {
   return from_float<T>(a);
@@ -213,8 +235,9 @@ OPSMITH_INLINE T to_number(double a) {
   if constexpr (__is_same(T, half) || __is_same(T, bfloat16) || __is_same(T, float) || __is_same(T, double)) {
     return static_cast<T>(a);
   } else {
-    if (a != a) return T(0);
-    if (a >= static_cast<double>(highest_of<T>)) return highest_of<T>;
+    constexpr double above = static_cast<double>(uint64_t{1} << (8 * sizeof(T) - 1)) * (is_signed_integer<T> ? 1 : 2);
+    if (a != a) return own_conversion<T> ? lowest_of<T> : T(0);
+    if (a >= above) return own_conversion<T> ? lowest_of<T> : highest_of<T>;
     if (a <= static_cast<double>(lowest_of<T>)) return lowest_of<T>;
     return static_cast<T>(a);
   }

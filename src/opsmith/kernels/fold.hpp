@@ -200,16 +200,36 @@ void fold_log_sum_exp(const Pool& pool, const Sizes& dims, const Sizes& strides,
 // Running sums or products along an axis. x and out (outer, axis, inner), dense.
 template <bool Product, class T>
 void cumulate(const Pool& pool, i64 outer, i64 axis, i64 inner, bool exclusive, bool reverse, const T* x, T* out) {
-  pool.parallel_ranges(outer * inner, max<i64>(1, 8192 / max<i64>(1, axis)), [&](i64 begin, i64 end) {
+  if (inner == 1) {
+    pool.parallel_ranges(outer, max<i64>(1, 8192 / max<i64>(1, axis)), [&](i64 begin, i64 end) {
+      for (i64 o = begin; o < end; ++o) {
+        Wide<T> acc = Product ? 1 : 0;
+        for (i64 k = 0; k < axis; ++k) {
+          const i64 i = o * axis + (reverse ? axis - 1 - k : k);
+          const Wide<T> v = widen_scalar(x[i]), next = Product ? acc * v : acc + v;
+          out[i] = narrow_scalar<T>(exclusive ? acc : next);
+          acc = next;
+        }
+      }
+    });
+    return;
+  }
+  constexpr i64 kColumns = 64;  // side by side
+  const i64 bands = ceil_div(inner, kColumns);
+  pool.parallel_ranges(outer * bands, max<i64>(1, 8192 / max<i64>(1, axis * min(inner, kColumns))), [&](i64 begin, i64 end) {
     for (i64 o = begin; o < end; ++o) {
-      const i64 at = o / inner * axis * inner + o % inner;
-      Wide<T> acc = Product ? 1 : 0;
+      const i64 column = o % bands * kColumns, columns = min(kColumns, inner - column);
+      const i64 at = o / bands * axis * inner + column;
+      Wide<T> acc[kColumns];
+      for (i64 c = 0; c < columns; ++c) acc[c] = Product ? 1 : 0;
       for (i64 k = 0; k < axis; ++k) {
-        const i64 i = at + (reverse ? axis - 1 - k : k) * inner;
-        const Wide<T> v = widen_scalar(x[i]);
-        const Wide<T> next = Product ? acc * v : acc + v;
-        out[i] = narrow_scalar<T>(exclusive ? acc : next);
-        acc = next;
+        const i64 row = at + (reverse ? axis - 1 - k : k) * inner;
+        for (i64 c = 0; c < columns; ++c) {
+          const Wide<T> v = widen_scalar(x[row + c]);
+          const Wide<T> next = Product ? acc[c] * v : acc[c] + v;
+          out[row + c] = narrow_scalar<T>(exclusive ? acc[c] : next);
+          acc[c] = next;
+        }
       }
     }
   });

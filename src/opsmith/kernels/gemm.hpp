@@ -1,11 +1,11 @@
 // Matrix products with an epilogue: C[m][n] = ep(sum over k of A[m][k] * B[k][n]).
 //
-// gemm    B is a weight, packed offline into panels (compile/pack.py: pack_gemm)
+// gemm    B is a weight, packed offline into panels (compiler/pack.py: pack_gemm)
 // matmul  both operands are activations, batched, with any strides; B is packed into the workspace at run time
 //
 // The epilogue is a lambda [=](F sum, Row row, i64 column, auto lanes) -> F, called once per W columns of a row.
 // Packed B: for each panel of gemm_nr columns  [K][width]  one after another; width is gemm_nr, and for the last
-// panel the rest rounded up to whole vectors, padded with zeros.
+// panel the rest rounded up to whole vectors, padded with zeros. Of bf16x2:  [K / 2][width].
 #pragma once
 
 #include "gemm_micro.hpp"
@@ -28,7 +28,7 @@ void gemm_block(i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end, i64 
     for (i64 p = panel_begin; p < panel_end; ++p) {
       i64 column = p * gemm_nr, vectors = panel_vectors(N, p), columns = min(gemm_nr, N - column);
       for (i64 i = 0, r = 0; i < heights.tiles; r += heights[i++]) {
-        micro_for<TA, TB>(heights[i], vectors)(sources + r, 0, 1, K, packed + column * K, tile, false);
+        micro_for<TA, TB>(heights[i], vectors)(sources + r, 0, 1, K, packed + column * steps<TB>(K), tile, false);
         finish_tile(tile, rows + r, heights[i], columns, column, C, ldc, ep);
       }
     }
@@ -41,7 +41,7 @@ template <class TA, class TB, class TC, class Ep>
 void gemm(const Pool& pool, i64 M, i64 N, i64 K, const TA* A, i64 lda, const TB* packed, TC* C, i64 ldc, Ep ep,
           i64 rows_per_item = 0, Blocking blocking = {}) {
   if (M <= 0 || N <= 0) return;
-  const Tiling tiling = tile_work(pool, M, N, K, blocking);
+  const Tiling tiling = tile_work(pool, M, N, steps<TB>(K), blocking);
   pool.parallel_for(tiling.tasks(), [&](i64 i) {
     const Tiling::Task t = tiling[i];
     gemm_block(t.row_begin, t.row_end, t.panel_begin, t.panel_end, N, K, A, lda, packed, C, ldc, t.row_begin, rows_per_item,
@@ -55,15 +55,19 @@ void gemm_reference(const Pool&, i64 M, i64 N, i64 K, const TA* A, i64 lda, cons
                     i64 rows_per_item = 0) {
   for (i64 m = 0; m < M; ++m) {
     for (i64 n = 0; n < N; ++n) {
-      i64 panel = n / gemm_nr, width = panel_vectors(N, panel) * W;
       float sum = 0;
-      for (i64 k = 0; k < K; ++k) {
-        sum += to_float(A[m * lda + k]) * to_float(packed[panel * gemm_nr * K + k * width + n % gemm_nr]);
-      }
+      for (i64 k = 0; k < K; ++k) sum += to_float(A[m * lda + k]) * packed_at(packed, N, K, k, n);
       Row row{m, rows_per_item > 0 ? m / rows_per_item : 0};
       store(C + m * ldc + n, ep(splat(sum), row, n, Tail{1}), Tail{1});
     }
   }
+}
+
+// A of bf16, or of floats on CPUs without products of bf16, by weights of bf16 packed in pairs (compiler/pack.py: pack_pairs).
+template <class TA, class TC, class Ep>
+void gemm_bf16(const Pool& pool, i64 M, i64 N, i64 K, const TA* A, i64 lda, const bf16* packed, TC* C, i64 ldc, Ep ep,
+               i64 rows_per_item = 0, Blocking blocking = {}) {
+  gemm(pool, M, N, K, A, lda, reinterpret_cast<const bf16x2*>(packed), C, ldc, ep, rows_per_item, blocking);
 }
 
 // B [K][N] with any strides -> one panel of packed B.

@@ -7,16 +7,11 @@
 // convolution has one tap per kernel position, and padding is a pointer to zeros. Nothing is ever copied to
 // rearrange it ("indirect" convolution).
 //
-// Where A was written for this kernel alone (Winograd's V), it is "blocked": [taps][gemm_mr rows][blocked_run values], in
+// Where A was written for this kernel alone (Winograd's V), it is "blocked": [taps][gemm_mr rows][a cache line of values], in
 // the order of use, one linear stream for the prefetcher; rows[0] points at it.
 //
-// Register budget (why these sizes):
-//   AVX-512  32 registers: 8 x 3 accumulators = 24, 3 for B, the row value is an embedded broadcast. 11 loads per
-//            24 FMAs. 8 rows also fit the 8 ways of L1 when rows lie a multiple of 4096 bytes apart; 12 or 14 rows
-//            by 2 vectors have the same arithmetic but fall to 75 % at K = 1024.
-//   AVX2     16 registers: 6 x 2 = 12 accumulators, 2 for B, 1 or 2 for the row value. 4 x 3 spills under g++ 12.
-//   NEON     32 registers: 8 x 3 = 24 accumulators, 3 for B, the rest for row values.
-// The loop over K is not split: with B in panels both operands stream from L2 at 4 to 11 bytes per cycle, which
+// gemm_mr x gemm_nv accumulators, gemm_nv registers for B and one or two for the row value must fit the register file: each
+// simd_<set>.hpp has its sizes and says why. The loop over K is not split: with B in panels both operands stream from L2 at 4 to 11 bytes per cycle, which
 // the hardware prefetcher sustains, and splitting K at 256, 512 or 1024 was measured 1 to 8 % slower.
 #pragma once
 
@@ -24,21 +19,19 @@
 
 namespace opsmith {
 
-#if defined(__AVX512F__)
-inline constexpr int gemm_mr = 8, gemm_nv = 3;
-#elif defined(__AVX__)
-inline constexpr int gemm_mr = 6, gemm_nv = 2;
-#elif defined(__aarch64__)
-inline constexpr int gemm_mr = 8, gemm_nv = 3;
-#else
-inline constexpr int gemm_mr = 4, gemm_nv = 3;
-#endif
 inline constexpr i64 gemm_nr = gemm_nv * W;
 
 // Columns in [N] are cut into panels of gemm_nr; the last one is only as many whole vectors wide as it needs.
 inline constexpr i64 panel_count(i64 N) { return ceil_div(N, gemm_nr); }
 inline constexpr i64 panel_vectors(i64 N, i64 panel) { return ceil_div(min(N - panel * gemm_nr, gemm_nr), W); }
-inline constexpr i64 packed_size(i64 N, i64 K) { return round_up(N, W) * K; }  // elements
+// A step takes one k of B, or two where B holds pairs (bf16x2): then rows of A of bf16 go through PairDot, and rows of floats, for
+// CPUs that have none, meet one half of the pairs after the other. An odd last k has a zero behind it in B.
+template <class TB>
+inline constexpr i64 step_k = __is_same(TB, bf16x2) ? 2 : 1;
+template <class TB>
+inline constexpr i64 steps(i64 K) { return ceil_div(K, step_k<TB>); }
+template <class TB = float>
+inline constexpr i64 packed_size(i64 N, i64 K) { return round_up(N, W) * steps<TB>(K); }  // elements
 
 template <class TA, class TB>
 using MicroFn = void (*)(const TA* const* rows, i64 tap_stride, i64 taps, i64 K, const TB* b, float* tile,
@@ -47,15 +40,36 @@ using MicroFn = void (*)(const TA* const* rows, i64 tap_stride, i64 taps, i64 K,
 // Few rows leave few independent sums, and an FMA takes 4 cycles: sum even and odd k apart until there are 8 chains.
 inline constexpr int chains(int R, int V) { return R * V >= 8 ? 1 : R * V >= 4 ? 2 : 4; }
 
-inline constexpr i64 blocked_run = 16;
+template <class TA>
+inline constexpr i64 blocked_run = 64 / static_cast<i64>(sizeof(TA));
+
+// One number of packed B, for references.
+template <class TB>
+float packed_at(const TB* packed, i64 N, i64 K, i64 k, i64 n) {
+  const i64 panel = n / gemm_nr, width = panel_vectors(N, panel) * W;
+  const TB value = packed[panel * gemm_nr * steps<TB>(K) + k / step_k<TB> * width + n % gemm_nr];
+  if constexpr (step_k<TB> == 2)
+    return to_float(bf16{static_cast<uint16_t>(value.bits >> (16 * (k % 2)))});
+  else
+    return to_float(value);
+}
+
+// W columns of B at a step; of pairs the first or the second k.
+template <class TB>
+OPSMITH_INLINE F load_step(const TB* b, int) {
+  return load(b, Full{});
+}
+OPSMITH_INLINE F load_step(const bf16x2* b, int half) {
+  I words;
+  memcpy(&words, b, sizeof words);
+  return (F)(half == 0 ? words << 16 : words & -65536);
+}
 
 template <int R, int V, class TA, class TB, bool Blocked>
 [[gnu::noinline]] void micro(const TA* const* rows, i64 tap_stride, i64 taps, i64 K, const TB* b,
                              float* tile, bool accumulate) {
-  constexpr int U = chains(R, V);
-  // One line of B per step on AVX2: fetching 4 KiB ahead is worth 5 to 50 % from 4 rows on. AVX-512 reads three lines per
-  // step and the hardware keeps up by itself; there it only costs.
-  constexpr bool fetch_ahead = W == 8 && R >= 3 && !Blocked;
+  constexpr int U = chains(R, V), S = step_k<TB>;
+  constexpr bool fetch_ahead = gemm_fetch_ahead && R >= 3 && !Blocked;
   F acc[U][R][V] = {};
   if (accumulate) {
 #pragma GCC unroll 8
@@ -68,34 +82,56 @@ template <int R, int V, class TA, class TB, bool Blocked>
     const TA* a[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) a[r] = Blocked ? nullptr : rows[t * tap_stride + r];
-    const TA* block = Blocked ? rows[0] + t * gemm_mr * blocked_run : nullptr;
+    const TA* block = Blocked ? rows[0] + t * gemm_mr * blocked_run<TA> : nullptr;
     if constexpr (Blocked) {
-      K = blocked_run;
+      K = blocked_run<TA>;
 #pragma GCC unroll 8
-      for (int r = 0; r < gemm_mr; ++r) __builtin_prefetch(block + (4 * gemm_mr + r) * blocked_run);  // 4 taps ahead
+      for (int r = 0; r < gemm_mr; ++r) __builtin_prefetch(block + (4 * gemm_mr + r) * blocked_run<TA>);  // 4 taps ahead
     }
+    auto at = [&](int r, i64 k) __attribute__((always_inline)) { return Blocked ? block + r * blocked_run<TA> + k : a[r] + k; };
     // One step of k into the sums of chain u. (Every loop over an array of vectors is unrolled by pragma: one that is
     // not keeps the whole array in memory.)
-    auto step = [&](i64 k, int u) __attribute__((always_inline)) {
+    auto step = [&](i64 k, int u, auto... odd) __attribute__((always_inline)) {  // odd: k is the last, without a neighbour
       if constexpr (fetch_ahead) __builtin_prefetch(b + u * V * W + 1024);
-      F bv[V];
+      if constexpr (S == 2 && __is_same(TA, bf16)) {
+        I bv[V];
 #pragma GCC unroll 3
-      for (int v = 0; v < V; ++v) bv[v] = load(b + (u * V + v) * W, Full{});
+        for (int v = 0; v < V; ++v) memcpy(&bv[v], b + (u * V + v) * W, sizeof(I));
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        F x = splat(to_float(Blocked ? block[r * blocked_run + k] : a[r][k]));
+        for (int r = 0; r < R; ++r) {
+          int32_t pair = 0;
+          memcpy(&pair, at(r, k), sizeof...(odd) ? 2 : 4);
+          const I x = splat(pair);
 #pragma GCC unroll 3
-        for (int v = 0; v < V; ++v) acc[u][r][v] += x * bv[v];
+          for (int v = 0; v < V; ++v) acc[u][r][v] = PairDot::add_products(acc[u][r][v], x, bv[v]);
+        }
+      } else {
+        static_assert(S == 1 || __is_same(TA, float));
+#pragma GCC unroll 2
+        for (int h = 0; h < (sizeof...(odd) ? 1 : S); ++h) {
+          F bv[V];
+#pragma GCC unroll 3
+          for (int v = 0; v < V; ++v) bv[v] = load_step(b + (u * V + v) * W, h);
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) {
+            F x = splat(to_float(*at(r, k + h)));
+#pragma GCC unroll 3
+            for (int v = 0; v < V; ++v) acc[u][r][v] += x * bv[v];
+          }
+        }
       }
     };
     i64 k = 0;
     if constexpr (U > 1) {
-      for (; k + U <= K; k += U, b += U * V * W) {
+      for (; k + U * S <= K; k += U * S, b += U * V * W) {
 #pragma GCC unroll 4
-        for (int u = 0; u < U; ++u) step(k + u, u);
+        for (int u = 0; u < U; ++u) step(k + u * S, u);
       }
     }
-    for (; k < K; ++k, b += V * W) step(k, 0);
+    for (; k + S <= K; k += S, b += V * W) step(k, 0);
+    if constexpr (S > 1) {
+      if (k < K) step(k, 0, true), b += V * W;
+    }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -153,8 +189,8 @@ inline void number_rows(i64 first, i64 count, i64 rows_per_item, Row* rows) {
 // A block of rows cut into tiles of nearly equal height: 13 rows are 7 + 6, not 8 + 5.
 struct TileRows {
   i64 tiles, height, taller;  // the first `taller` tiles have height + 1 rows
-  explicit TileRows(i64 rows)
-      : tiles(ceil_div(rows, gemm_mr)), height(tiles ? rows / tiles : 0), taller(tiles ? rows % tiles : 0) {}
+  explicit TileRows(i64 rows, i64 most = gemm_mr)
+      : tiles(ceil_div(rows, most)), height(tiles ? rows / tiles : 0), taller(tiles ? rows % tiles : 0) {}
   i64 operator[](i64 tile) const { return height + (tile < taller); }
 };
 

@@ -4,6 +4,7 @@
 
 #include "elementwise.hpp"
 #include "fold.hpp"
+#include "reduce.hpp"
 #include "sizes.hpp"
 
 namespace opsmith {
@@ -18,16 +19,17 @@ inline void dense_strides(const Sizes& dims, i64* strides) {
   for (int d = dims.count - 1; d >= 0; --d) strides[d] = step, step *= dims.at[d];
 }
 
-// f(flat index of `picked`, offset of that index in a tensor of `dims`, offset along `axis` left out)
+// f(flat index of `picked`, offset of that index in a tensor of `dims`, length) for each row of `picked`, the offset along `axis`
+// left out
 template <class Fn>
-void each_element(const Sizes& dims, const Sizes& picked, int axis, Fn&& f) {
+OPSMITH_INLINE void each_row(const Sizes& dims, const Sizes& picked, int axis, Fn&& f) {
   i64 strides[kSizesRank], index[kSizesRank] = {};
   dense_strides(dims, strides);
-  const i64 total = size_of(picked);
+  const i64 total = size_of(picked), last = picked.count - 1, row = picked.at[last];
   i64 at = 0;
-  for (i64 i = 0; i < total; ++i) {
-    f(i, at, strides[axis]);
-    for (int d = picked.count - 1; d >= 0; --d) {
+  for (i64 i = 0; i < total; i += row) {
+    f(i, at, row);
+    for (i64 d = last - 1; d >= 0; --d) {
       if (d != axis) at += strides[d];
       if (++index[d] < picked.at[d]) break;
       if (d != axis) at -= strides[d] * picked.at[d];
@@ -36,25 +38,45 @@ void each_element(const Sizes& dims, const Sizes& picked, int axis, Fn&& f) {
   }
 }
 
+// The same for each element: f(flat index, offset, the axis' stride)
+template <class Fn>
+OPSMITH_INLINE void each_element(const Sizes& dims, const Sizes& picked, int axis, Fn&& f) {
+  i64 strides[kSizesRank] = {};
+  dense_strides(dims, strides);
+  const i64 step = strides[axis], along = picked.count - 1 == axis ? 0 : 1;
+  each_row(dims, picked, axis, [&](i64 i, i64 at, i64 n) {
+    for (i64 j = 0; j < n; ++j) f(i + j, at + j * along, step);
+  });
+}
+
 template <class Index>
 bool indices_ok(const Index* indices, i64 count, i64 size) {
+  bool ok = true;  // without a way out, so that it runs on vectors
   for (i64 i = 0; i < count; ++i) {
     const i64 at = static_cast<i64>(indices[i]);
-    if (at < -size || at >= size) return false;
+    ok &= (at >= -size) & (at < size);
   }
-  return true;
+  return ok;
 }
 
 // out[i, j] = data[indices[i, j], j] (axis 0); dims of `indices` may be smaller than those of data on the other axes
 template <class T, class Index>
 bool gather_elements(const Sizes& dims, const Sizes& picked, int axis, const T* data, const Index* indices, T* out) {
   const i64 size = dims.at[axis];
-  if (!indices_ok(indices, size_of(picked), size)) return false;
-  each_element(dims, picked, axis, [&](i64 i, i64 at, i64 step) {
-    const i64 k = static_cast<i64>(indices[i]);
-    out[i] = data[at + (k < 0 ? k + size : k) * step];
-  });
-  return true;
+  bool ok = true;  // one pass: nothing is read at an index that is out of range
+  auto element = [&](i64 i, const T* from, i64 step) __attribute__((always_inline)) {
+    const i64 given = static_cast<i64>(indices[i]), k = given < 0 ? given + size : given;
+    const bool inside = static_cast<uint64_t>(k) < static_cast<uint64_t>(size);
+    ok &= inside;
+    out[i] = inside ? from[k * step] : T{};
+  };
+  if (axis == dims.count - 1)
+    each_row(dims, picked, axis, [&](i64 i, i64 at, i64 n) {
+      for (i64 j = i; j < i + n; ++j) element(j, data + at, 1);
+    });
+  else
+    each_element(dims, picked, axis, [&](i64 i, i64 at, i64 step) { element(i, data + at, step); });
+  return ok;
 }
 
 enum class Combine { none, add, mul, max, min };
@@ -148,37 +170,119 @@ void one_hot(const Pool& pool, i64 outer, i64 depth, i64 inner, const Index* ind
   });
 }
 
+// The order of TopK: NaN is worse than any number; of equals the first is better.
+template <bool Largest, class V>
+OPSMITH_INLINE bool beats(V a, V b) {
+  return (Largest ? a > b : a < b) || (b != b && a == a);
+}
+
+// Sorts n places `step` apart, the best first: quicksort around the median of three, short pieces by insertion.
+template <class Worse>
+void sort_places(i64* at, i64 step, i64 n, Worse worse) {
+  struct Piece {
+    i64 low, high;
+  } pieces[64];  // the larger half waits, so there are never more than log2(n)
+  i64 waiting = 0;
+  auto place = [&](i64 i) -> i64& { return at[i * step]; };
+  auto exchange = [&](i64 i, i64 j) {
+    const i64 old = place(i);
+    place(i) = place(j), place(j) = old;
+  };
+  pieces[waiting++] = {0, n - 1};
+  while (waiting > 0) {
+    auto [low, high] = pieces[--waiting];
+    while (high - low >= 16) {
+      const i64 middle = low + (high - low) / 2;
+      if (worse(place(low), place(middle))) exchange(low, middle);
+      if (worse(place(middle), place(high))) exchange(middle, high);
+      if (worse(place(low), place(middle))) exchange(low, middle);
+      const i64 pivot = place(middle);
+      i64 i = low, j = high;
+      while (i <= j) {
+        while (worse(pivot, place(i))) ++i;
+        while (worse(place(j), pivot)) --j;
+        if (i <= j) exchange(i++, j--);
+      }
+      const bool left_larger = j - low > high - i;
+      pieces[waiting++] = left_larger ? Piece{low, j} : Piece{i, high};
+      (left_larger ? low : high) = left_larger ? i : j;
+    }
+    for (i64 i = low + 1; i <= high; ++i) {
+      const i64 x = place(i);
+      i64 j = i;
+      for (; j > low && worse(place(j - 1), x); --j) place(j) = place(j - 1);
+      place(j) = x;
+    }
+  }
+}
+
 // The k largest (smallest) along the axis, best first, the lower index first among equals. x (outer, axis, inner).
+//
+// The best so far are a heap of indices with the worst of them on top, which most elements are not better than.
 template <bool Largest, class T>
 void top_k(const Pool& pool, i64 outer, i64 axis, i64 inner, i64 k, const T* x, T* values, i64* indices) {
+  if (k <= 0) return;
   pool.parallel_ranges(outer * inner, max<i64>(1, 2048 / max<i64>(1, axis)), [&](i64 begin, i64 end) {
     for (i64 r = begin; r < end; ++r) {
       const T* row = x + r / inner * axis * inner + r % inner;
       T* best = values + r / inner * k * inner + r % inner;
-      i64* where = indices + r / inner * k * inner + r % inner;
-      i64 count = 0;
-      for (i64 i = 0; i < axis; ++i) {
-        const auto v = from_storage(row[i * inner]);
-        auto better = [&](i64 j) {
-          const auto other = from_storage(best[j * inner]);
-          return Largest ? v > other || (other != other && v == v) : v < other || (other != other && v == v);
-        };
-        if (count == k && (k == 0 || !better(k - 1))) continue;
-        i64 low = 0, high = count;  // the first position that v beats
-        while (low < high) {
-          const i64 middle = (low + high) / 2;
-          if (better(middle))
-            high = middle;
-          else
-            low = middle + 1;
+      i64* heap = indices + r / inner * k * inner + r % inner;
+      auto number = [&](i64 i) { return from_storage(row[i * inner]); };
+      auto worse = [&](i64 i, i64 j) {
+        const auto a = number(i), b = number(j);
+        return beats<Largest>(b, a) || (i > j && !beats<Largest>(a, b));
+      };
+      // Puts index `i` at place `at` of a heap of `count`, or below it.
+      auto sink = [&](i64 at, i64 i, i64 count) {
+        for (i64 child; (child = 2 * at + 1) < count; at = child) {
+          if (child + 1 < count && worse(heap[(child + 1) * inner], heap[child * inner])) ++child;
+          if (!worse(heap[child * inner], i)) break;
+          heap[at * inner] = heap[child * inner];
         }
-        if (count < k) ++count;
-        for (i64 j = count - 1; j > low; --j) best[j * inner] = best[(j - 1) * inner], where[j * inner] = where[(j - 1) * inner];
-        best[low * inner] = row[i * inner];
-        where[low * inner] = i;
+        heap[at * inner] = i;
+      };
+      for (i64 i = 0; i < k; ++i) heap[i * inner] = i;
+      for (i64 at = k / 2 - 1; at >= 0 && k < axis; --at) sink(at, heap[at * inner], k);
+      auto worst = number(heap[0]);
+      auto look = [&](i64 i) {
+        if (!beats<Largest>(number(i), worst)) return;
+        sink(0, i, k);
+        worst = number(heap[0]);
+      };
+      i64 i = k;
+      if constexpr (detail::FloatStorage<T>) {
+        constexpr i64 kRun = 4 * W;
+        for (; inner == 1 && i + kRun <= axis; i += kRun) {  // most runs hold nothing better
+          const F limit = splat(worst);
+          I wins{};
+          for (i64 j = 0; j < 4; ++j) {
+            const F v = load(row + i + j * W, Full{});
+            wins |= (Largest ? v > limit : v < limit) | ((limit != limit) & (v == v));
+          }
+          for (i64 j = 0; any(wins) && j < kRun; ++j) look(i + j);
+        }
       }
+      for (; i < axis; ++i) look(i);
+      sort_places(heap, inner, k, worse);
+      for (i64 j = 0; j < k; ++j) best[j * inner] = row[heap[j * inner] * inner];
     }
   });
+}
+
+// out (batch, middle, axis, inner) holds a copy of the cache; update (batch, middle, steps, inner) is written from at[batch] (0 if
+// null) on, around the end if Circular.
+template <bool Circular, class T>
+bool tensor_scatter(i64 batch, i64 middle, i64 axis, i64 steps, i64 inner, const T* update, const i64* at, T* out) {
+  for (i64 b = 0; b < batch && at; ++b)
+    if (at[b] < 0 || at[b] > (Circular ? INT64_MAX : axis) - steps) return false;
+  for (i64 r = 0; r < batch * middle; ++r) {
+    const i64 first = at ? at[r / middle] : 0;
+    for (i64 s = 0; s < steps; ++s) {
+      const i64 to = Circular ? (first + s) % axis : first + s;
+      memcpy(out + (r * axis + to) * inner, update + (r * steps + s) * inner, static_cast<size_t>(inner) * sizeof(T));
+    }
+  }
+  return true;
 }
 
 // x and out (first, second, inner); for each batch the first length[b] steps are reversed. batch_first: first is the batch axis.
@@ -202,8 +306,13 @@ template <class T>
 void trilu(const Pool& pool, i64 batch, i64 rows, i64 cols, i64 k, bool upper, const T* x, T* out) {
   pool.parallel_ranges(batch * rows, max<i64>(1, 8192 / max<i64>(1, cols)), [&](i64 begin, i64 end) {
     for (i64 r = begin; r < end; ++r) {
-      const __int128 edge = static_cast<__int128>(r % rows) + k;
-      for (i64 c = 0; c < cols; ++c) out[r * cols + c] = (upper ? c >= edge : c <= edge) ? x[r * cols + c] : T{};
+      const __int128 edge = static_cast<__int128>(r % rows) + k + !upper;  // the first column of the right part
+      const i64 split = edge < 0 ? 0 : edge > cols ? cols : static_cast<i64>(edge);
+      const i64 from = upper ? split : 0, to = upper ? cols : split;
+      T* row = out + r * cols;
+      memset(row, 0, static_cast<size_t>(from) * sizeof(T));
+      memcpy(row + from, x + r * cols + from, static_cast<size_t>(to - from) * sizeof(T));
+      memset(row + to, 0, static_cast<size_t>(cols - to) * sizeof(T));
     }
   });
 }
@@ -217,14 +326,24 @@ void eye(i64 rows, i64 cols, i64 k, T one, T* out) {
 
 // One at the first largest element along the axis, zero elsewhere.
 template <class T>
-void hardmax(i64 outer, i64 axis, i64 inner, T one, const T* x, T* out) {
-  for (i64 o = 0; o < outer * inner; ++o) {
-    const i64 at = o / inner * axis * inner + o % inner;
-    i64 best = 0;
-    for (i64 i = 1; i < axis; ++i)
-      if (from_storage(x[at + i * inner]) > from_storage(x[at + best * inner])) best = i;
-    for (i64 i = 0; i < axis; ++i) out[at + i * inner] = i == best ? one : T{};
-  }
+void hardmax(const Pool& pool, i64 outer, i64 axis, i64 inner, T one, const T* x, T* out) {
+  if (axis == 0) return;  // nothing has a largest element
+  pool.parallel_ranges(outer, max<i64>(1, 8192 / max<i64>(1, axis * inner)), [&](i64 begin, i64 end) {
+    memset(out + begin * axis * inner, 0, static_cast<size_t>((end - begin) * axis * inner) * sizeof(T));
+    for (i64 o = begin * inner; o < end * inner; ++o) {
+      const i64 at = o / inner * axis * inner + o % inner;
+      i64 best = 0;
+      if constexpr (detail::FloatStorage<T>) {
+        if (inner == 1) {
+          out[at + detail::arg_run<true, false>(x + at, axis)] = one;
+          continue;
+        }
+      }
+      for (i64 i = 1; i < axis; ++i)
+        if (from_storage(x[at + i * inner]) > from_storage(x[at + best * inner])) best = i;
+      out[at + best * inner] = one;
+    }
+  });
 }
 
 }  // namespace opsmith

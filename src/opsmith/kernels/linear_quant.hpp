@@ -1,5 +1,5 @@
-// Linear quantization: y = saturate(round(x / scale) + zero), x = (y - zero) * scale; and products of quantized tensors in int32.
-// Plain loops; scales may be one for the tensor, one per index of an axis, or one per block along an axis.
+// Linear quantization: y = saturate(round(x / scale) + zero), x = (y - zero) * scale, in plain loops where scales are one per index of
+// an axis or one per block along an axis (with one scale it is a map: elementwise.hpp); and quantization to a range found in the data.
 #pragma once
 
 #include "elementwise.hpp"
@@ -45,45 +45,48 @@ void dequantize(const Pool& pool, const ScaleLayout& layout, const TX* x, const 
   });
 }
 
-// One zero point for all, one per row (A) or column (B); none at all is zero.
-template <class T>
-struct ZeroPoints {
-  const T* at;
-  i64 step;  // 0: the same for all
-  i64 operator()(i64 i) const { return at ? static_cast<i64>(at[i * step]) : 0; }
-};
-
-// C (batch, M, N) int32 = (A - a_zero) @ (B - b_zero); batch strides may be 0
-template <class TA, class TB>
-void matmul_integer(const Pool& pool, i64 batch, i64 M, i64 N, i64 K, const TA* A, i64 a_batch, ZeroPoints<TA> a_zero, const TB* B,
-                    i64 b_batch, ZeroPoints<TB> b_zero, int32_t* C) {
-  pool.parallel_ranges(batch * M, max<i64>(1, 8192 / max<i64>(1, N * K)), [&](i64 begin, i64 end) {
-    for (i64 r = begin; r < end; ++r) {
-      const TA* a = A + r / M * a_batch + r % M * K;
-      const TB* b = B + r / M * b_batch;
-      const i64 za = a_zero(r % M);
-      for (i64 n = 0; n < N; ++n) {
-        const i64 zb = b_zero(n);
-        i64 sum = 0;
-        for (i64 k = 0; k < K; ++k) sum += (static_cast<i64>(a[k]) - za) * (static_cast<i64>(b[k * N + n]) - zb);
-        C[r * N + n] = static_cast<int32_t>(sum);
+// y = x quantized to its own range, which is made to hold 0: DynamicQuantizeLinear. The range is found in pieces, then all is
+// quantized.
+inline void dynamic_quantize(const Pool& pool, i64 count, const float* x, uint8_t* y, float* scale, uint8_t* zero) {
+  constexpr i64 most = 64, grain = 32768;
+  const i64 pieces = max<i64>(1, min(most, count / grain));
+  float lows[most] = {}, highs[most] = {};
+  pool.parallel_for(pieces, [&](i64 piece) {
+    const i64 begin = count * piece / pieces, end = count * (piece + 1) / pieces;
+    F low[4] = {}, high[4] = {};
+    i64 i = begin;
+    for (; i + 4 * W <= end; i += 4 * W) {
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        const F v = load(x + i + j * W, Full{});
+        low[j] = min_or_second(v, low[j]), high[j] = max_or_second(v, high[j]);
       }
     }
+    for_lanes(end - i, [&](i64 at, auto lanes) {
+      const F v = load(x + i + at, lanes);
+      low[0] = min_or_second(v, low[0]), high[0] = max_or_second(v, high[0]);
+    });
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j)
+      for (i64 lane = 0; lane < W; ++lane) lows[piece] = min(lows[piece], low[j][lane]), highs[piece] = max(highs[piece], high[j][lane]);
+  });
+  float low = 0, high = 0;
+  for (i64 piece = 0; piece < pieces; ++piece) low = min(low, lows[piece]), high = max(high, highs[piece]);
+  const float step = low == high ? 1.0f : (high - low) / 255.0f;
+  *scale = step;
+  *zero = from_float<uint8_t>(__builtin_rintf(max(0.0f, min(255.0f, -low / step))));
+  const F steps = splat(step), zeros = splat(static_cast<float>(*zero));
+  pool.parallel_ranges(count, grain, [&](i64 begin, i64 end) {
+    for_lanes(end - begin, [&](i64 i, auto lanes) { store(y + begin + i, quantize_to<uint8_t>(load(x + begin + i, lanes), steps, zeros), lanes); });
   });
 }
 
-// y = saturate(round(x * scale) + zero), x (outer, channels, inner) int32 and one scale per channel, or one for all (step 0)
-template <class TS, class TY>
-void requantize(const Pool& pool, i64 outer, i64 channels, i64 inner, const int32_t* x, const TS* x_scale, const TS* w_scales, i64 w_step,
-                const TS* y_scale, const TY* y_zero, TY* y) {
-  const double base = static_cast<double>(from_storage(*x_scale)) / static_cast<double>(from_storage(*y_scale));
-  const double zero = y_zero ? static_cast<double>(*y_zero) : 0.0;
-  pool.parallel_ranges(outer * channels, max<i64>(1, 8192 / max<i64>(1, inner)), [&](i64 begin, i64 end) {
-    for (i64 r = begin; r < end; ++r) {
-      const double scale = base * static_cast<double>(from_storage(w_scales[r % channels * w_step]));
-      for (i64 i = 0; i < inner; ++i) y[r * inner + i] = saturate<TY>(__builtin_rint(static_cast<double>(x[r * inner + i]) * scale) + zero);
-    }
-  });
+inline void dynamic_quantize_reference(const Pool&, i64 count, const float* x, uint8_t* y, float* scale, uint8_t* zero) {
+  float low = 0, high = 0;
+  for (i64 i = 0; i < count; ++i) low = min(low, x[i]), high = max(high, x[i]);
+  *scale = low == high ? 1.0f : (high - low) / 255.0f;
+  *zero = from_float<uint8_t>(__builtin_rintf(max(0.0f, min(255.0f, -low / *scale))));
+  for (i64 i = 0; i < count; ++i) y[i] = quantize_to<uint8_t>(x[i], *scale, *zero);
 }
 
 }  // namespace opsmith

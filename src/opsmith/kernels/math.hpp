@@ -27,14 +27,6 @@
 
 #include "base.hpp"
 
-#if defined(__AVX__)
-#include <immintrin.h>
-#elif defined(__SSE2__)
-#include <emmintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
-
 namespace opsmith {
 
 // ---- one name for a vector and for a single value -------------------------------------------------------------------
@@ -81,17 +73,6 @@ OPSMITH_INLINE F where(I mask, F a, F b) { return mask ? a : b; }
 OPSMITH_INLINE float where(bool mask, float a, float b) { return mask ? a : b; }
 
 OPSMITH_INLINE bool any(bool mask) { return mask; }
-OPSMITH_INLINE bool any(I mask) {
-#if defined(__AVX512F__)
-  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
-#elif defined(__AVX__)
-  return _mm256_movemask_ps((__m256)mask) != 0;
-#else
-  int32_t r = 0;
-  for (i64 i = 0; i < W; ++i) r |= mask[i];
-  return r != 0;
-#endif
-}
 
 // c[0] + c[1] x + c[2] x^2 + ...
 template <FloatLanes V, class... C>
@@ -144,19 +125,9 @@ OPSMITH_INLINE V max(V a, V b) {
   return select(a != a, a, select(a > b, a, b));
 }
 // a < b ? a : b, so b where either is NaN: what one x86 instruction does (named, because g++ 12 misses it when one side
-// is a constant).
+// is a constant). On lanes: simd.hpp.
 OPSMITH_INLINE float min_or_second(float a, float b) { return a < b ? a : b; }
 OPSMITH_INLINE float max_or_second(float a, float b) { return a > b ? a : b; }
-#if defined(__AVX512F__)
-OPSMITH_INLINE F min_or_second(F a, F b) { return (F)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b); }
-OPSMITH_INLINE F max_or_second(F a, F b) { return (F)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b); }
-#elif defined(__AVX__)
-OPSMITH_INLINE F min_or_second(F a, F b) { return (F)_mm256_min_ps((__m256)a, (__m256)b); }
-OPSMITH_INLINE F max_or_second(F a, F b) { return (F)_mm256_max_ps((__m256)a, (__m256)b); }
-#else
-OPSMITH_INLINE F min_or_second(F a, F b) { return a < b ? a : b; }
-OPSMITH_INLINE F max_or_second(F a, F b) { return a > b ? a : b; }
-#endif
 template <FloatLanes V, class Low, class High>  // V or float; NaN stays
 OPSMITH_INLINE V clip(V x, Low low, High high) {
   return min_or_second(high - V{}, max_or_second(low - V{}, x));
@@ -171,19 +142,6 @@ OPSMITH_INLINE V reciprocal(V x) {
 }
 
 OPSMITH_INLINE float sqrt(float x) { return __builtin_sqrtf(x); }
-OPSMITH_INLINE F sqrt(F x) {
-#if defined(__AVX512F__)
-  return (F)_mm512_maskz_sqrt_ps(0xffff, (__m512)x);
-#elif defined(__AVX__)
-  return (F)_mm256_sqrt_ps((__m256)x);
-#elif defined(__SSE2__)
-  return (F)_mm_sqrt_ps((__m128)x);
-#elif defined(__aarch64__)
-  return (F)vsqrtq_f32((float32x4_t)x);
-#else
-  return per_lane([](float v) { return __builtin_sqrtf(v); }, x);
-#endif
-}
 template <FloatLanes V>
 OPSMITH_INLINE V rsqrt(V x) {
   return 1.0f / sqrt(x);
@@ -246,9 +204,7 @@ OPSMITH_INLINE V exp(V x) {
   x = clip(x, -104.0f, 89.0f);  // beyond, the result is 0 or inf in any case; NaN passes
   const auto [n, n_float, r] = exp_reduce(x);
   const V p = exp_of_reduced(r);
-#if defined(__AVX512F__)
-  if constexpr (VecTraits<V>::lanes == 16) return (F)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n_float);
-#endif
+  if constexpr (scales_exponents && __is_same(V, F)) return scale_exponent(p, n_float);
   const auto half = n >> 1;  // two factors, so that neither overflows and denormals round once
   return p * power_of_two<V>(half) * power_of_two<V>(n - half);
 }
@@ -262,17 +218,16 @@ OPSMITH_INLINE V exp_negative(V x) {
 
 // Five multiply-adds and no logarithm's constants: the cheapest form, for the scores of attention.
 // With Finite, any finite x is allowed: beyond 126 the result is some number above 2^100, or infinity.
-template <bool Finite = false, FloatLanes V>
+// Rough: within 8e-5, for results that are rounded to bf16.
+template <bool Finite = false, bool Rough = false, FloatLanes V>
 OPSMITH_INLINE V exp2_small(V x) {
   constexpr float c1 = 0.693147004f, c2 = 0.240222469f, c3 = 0.0555071086f, c4 = 0.0096712932f, c5 = 0.00132695551f;
-#if defined(__AVX512F__)
-  if constexpr (VecTraits<V>::lanes == 16) {
-    const F y = Finite ? x : max_or_second(all<F>(-200), x);  // -inf - -inf would be NaN
-    const F n = (F)_mm512_maskz_roundscale_ps(0xffff, (__m512)y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const F p = polynomial(y - n, 1.0f, c1, c2, c3, c4, c5);
-    return (F)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n);
+  if constexpr (scales_exponents && __is_same(V, F)) {
+    const V y = Finite ? x : max_or_second(all<V>(-200), x);  // -inf - -inf would be NaN
+    const V n = nearest_whole(y);
+    if constexpr (Rough) return scale_exponent(polynomial(y - n, 0.999928074f, 0.693260986f, 0.242611122f, 0.0551716672f), n);
+    return scale_exponent(polynomial(y - n, 1.0f, c1, c2, c3, c4, c5), n);
   }
-#endif
   if constexpr (Finite) x = min_or_second(all<V>(126), x);
   const V y = max_or_second(all<V>(-126), x);
   const V k = y + kRounder;
@@ -479,11 +434,12 @@ OPSMITH_INLINE float pow_positive(float mantissa, float exponent, float y) {
   return static_cast<float>(pow_positive<double, uint64_t>(mantissa, exponent, y));
 }
 OPSMITH_INLINE F pow_positive(F mantissa, F exponent, F y) {
-  using H = Vec<float, W / 2>;
-  using D = Vec<double, W / 2>;
-  using L = Vec<uint64_t, W / 2>;
+  constexpr i64 N = max<i64>(1, W / 2);  // doubles in a vector
+  using H = Vec<float, N>;
+  using D = Vec<double, N>;
+  using L = Vec<uint64_t, N>;
   F out;
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < W / N; ++i) {
     H m, e, p;
     memcpy(&m, reinterpret_cast<const char*>(&mantissa) + i * sizeof(H), sizeof(H));
     memcpy(&e, reinterpret_cast<const char*>(&exponent) + i * sizeof(H), sizeof(H));
@@ -559,7 +515,9 @@ namespace detail {
 // Halves by shuffles: a memcpy of parts would force the vector, and the array of accumulators it comes from, to memory.
 template <class Fn, i64 N>
 OPSMITH_INLINE float fold(Fn f, Vec<float, N> v) {
-  if constexpr (N == 2) {
+  if constexpr (N == 1) {
+    return v[0];
+  } else if constexpr (N == 2) {
     return f(v[0], v[1]);
   } else {
     return [&]<int... L>(std::integer_sequence<int, L...>) __attribute__((always_inline)) {
@@ -597,6 +555,8 @@ OPSMITH_INLINE void transpose_step(F (&r)[W]) {
 }
 }  // namespace detail
 // Rows become columns: r[i][j] and r[j][i] change places. log2(W) shuffles per vector.
-OPSMITH_INLINE void transpose(F (&r)[W]) { detail::transpose_step<W / 2>(r); }
+OPSMITH_INLINE void transpose(F (&r)[W]) {
+  if constexpr (W > 1) detail::transpose_step<W / 2>(r);
+}
 
 }  // namespace opsmith

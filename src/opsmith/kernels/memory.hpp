@@ -20,6 +20,17 @@ void iota(T* out, i64 n, T start, T step) {
   for (i64 i = 0; i < n; ++i) out[i] = static_cast<T>(start + static_cast<T>(i) * step);
 }
 
+// Numbers that shape arithmetic computed, where a kernel wants them in memory.
+template <class T, int N>
+void put(T* out, const T (&numbers)[N]) {
+  for (int i = 0; i < N; ++i) out[i] = numbers[i];
+}
+struct NoNumbers {};  // what {} is
+template <class T>
+void put(T*, NoNumbers) {}
+
+inline void copy_bytes(void* out, const void* in, i64 count) { memcpy(out, in, static_cast<size_t>(count)); }
+
 // out (TO) <- in (TI) over a grid. Rows that lie evenly on both sides are memcpy; a transposition, where the input runs
 // fastest along another dim, goes through square blocks so that both sides use whole cache lines.
 template <class TO, class TI>
@@ -30,9 +41,9 @@ void copy(const Pool& pool, Grid<1> g) {
   int fast = -1;  // the dim along which the input is contiguous
   for (int d = 0; d < last; ++d)
     if (g.in[0].strides[d] == 1 && g.dims[d] >= 8) fast = d;
-  if (__is_same(TO, TI) && out_step == 1 && in_step > 1 && fast >= 0 && g.dims[last] >= 8) {
-    constexpr i64 kBlock = 32;
+  if (__is_same(TO, TI) && out_step == 1 && in_step > 1 && fast >= 0) {
     const i64 rows = g.dims[fast], cols = g.dims[last], row_out = g.out.strides[fast];
+    const i64 kBlock = cols < 8 ? 2048 : 32;
     i64 outer = 1;
     for (int d = 0; d < last; ++d)
       if (d != fast) outer *= g.dims[d];
@@ -51,10 +62,15 @@ void copy(const Pool& pool, Grid<1> g) {
       TO* out = static_cast<TO*>(const_cast<void*>(g.out.data)) + at_out;
       for (i64 c0 = 0; c0 < cols; c0 += kBlock) {
         const i64 c1 = min(cols, c0 + kBlock);
-        for (i64 r = r0; r < r1; ++r)
-          for (i64 c = c0; c < c1; ++c) {
-            if constexpr (__is_same(TO, TI)) out[r * row_out + c] = in[r + c * in_step];
+        if constexpr (__is_same(TO, TI)) {
+          if (cols < 8) {  // a picture's channels: long runs on the side that is read
+            for (i64 c = c0; c < c1; ++c)
+              for (i64 r = r0; r < r1; ++r) out[r * row_out + c] = in[r + c * in_step];
+            continue;
           }
+          for (i64 r = r0; r < r1; ++r)
+            for (i64 c = c0; c < c1; ++c) out[r * row_out + c] = in[r + c * in_step];
+        }
       }
     });
     return;

@@ -287,14 +287,15 @@ inline void group_sums_nhwc(const TX* x, i64 stride, i64 pixels, i64 channels, i
   }
 }
 
-// Sums over one contiguous run; at most 4096 elements go into a float sum.
+// Sums over one contiguous run; at most 4096 elements go into a float sum, at most 512 into one lane of it.
 template <class TX>
 inline GroupSums group_sums_run(const TX* x, i64 n, float shift) {
+  constexpr i64 most = min<i64>(4096, 1024 * W);
   GroupSums out{0, 0};
-  for (i64 i0 = 0; i0 < n; i0 += 4096) {
+  for (i64 i0 = 0; i0 < n; i0 += most) {
     const TX* in = x + i0;
     F s0{}, s1{}, q0{}, q1{};
-    const i64 count = min<i64>(4096, n - i0);
+    const i64 count = min(most, n - i0);
     i64 i = 0;
     for (; i + 2 * W <= count; i += 2 * W) {
       const F a = load(in + i, Full{}) - shift, b = load(in + i + W, Full{}) - shift;

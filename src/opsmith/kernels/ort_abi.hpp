@@ -69,6 +69,15 @@ enum ElementType : int {
   kHalf = 10, kDouble = 11, kUint32 = 12, kUint64 = 13, kBfloat16 = 16,
 };
 
+inline i64 element_bytes(int type) {
+  switch (type) {
+    case kInt64: case kUint64: case kDouble: return 8;
+    case kFloat: case kInt32: case kUint32: return 4;
+    case kHalf: case kBfloat16: case kInt16: case kUint16: return 2;
+    default: return 1;
+  }
+}
+
 struct Api {
   const void* const* table;
 
@@ -84,10 +93,15 @@ struct Api {
 struct Kernel {
   Api api;
   OrtAllocator* allocator;
-  const uint8_t* weights;  // the region's packed weights, memory-mapped by ORT
+  const uint8_t* weights;  // the region's packed weights, memory-mapped by ORT or by the execution provider
+  int threads;             // of the machine
+  // Where ORT has the region's inputs and outputs, in a node that the execution provider fused; a custom op has them in order.
+  const int* input_at = nullptr;
+  const int* output_at = nullptr;  // -1: nobody reads it any more, it goes to scratch memory
+  const int* output_types = nullptr;
 };
 
-inline int hardware_threads() {
+inline int hardware_threads() {  // reads a file: 6 us
   long n = sysconf(_SC_NPROCESSORS_ONLN);
   return n < 1 ? 1 : static_cast<int>(n);
 }
@@ -98,11 +112,17 @@ struct Run {
   const char* region;
   OrtStatus* status = nullptr;
   void* arena_base = nullptr;
+  void* unread = nullptr;  // a chain of scratch memory for outputs that nobody reads
 
   Run(const Kernel& k, OrtKernelContext* c, const char* name) : kernel(k), context(c), region(name) {}
   Run(const Run&) = delete;
   ~Run() {
     if (arena_base) kernel.api.call<OrtStatus*>(76, kernel.allocator, arena_base);
+    while (unread) {
+      void* next = *static_cast<void**>(unread);
+      kernel.api.call<OrtStatus*>(76, kernel.allocator, unread);
+      unread = next;
+    }
   }
 
   bool failed() const { return status != nullptr; }
@@ -122,7 +142,8 @@ struct Run {
   const void* input(i64 index, const char* name, int type, int rank, i64* dims) {
     if (status) return nullptr;
     const OrtValue* value = nullptr;
-    keep(kernel.api.call<OrtStatus*>(90, static_cast<const OrtKernelContext*>(context), static_cast<size_t>(index), &value));
+    const size_t at = static_cast<size_t>(kernel.input_at ? kernel.input_at[index] : index);
+    keep(kernel.api.call<OrtStatus*>(90, static_cast<const OrtKernelContext*>(context), at, &value));
     if (status || !value) {
       fail(name, "input is missing");
       return nullptr;
@@ -148,12 +169,29 @@ struct Run {
 
   void* output(i64 index, const i64* dims, int rank) {
     if (status) return nullptr;
+    const i64 at = kernel.output_at ? kernel.output_at[index] : index;
+    if (at < 0) return unread_output(index, dims, rank);
     OrtValue* value = nullptr;
-    keep(kernel.api.call<OrtStatus*>(91, context, static_cast<size_t>(index), dims, static_cast<size_t>(rank), &value));
+    keep(kernel.api.call<OrtStatus*>(91, context, static_cast<size_t>(at), dims, static_cast<size_t>(rank), &value));
     if (status || !value) return nullptr;
     void* data = nullptr;
     keep(kernel.api.call<OrtStatus*>(51, value, &data));
     return data;
+  }
+
+  void* unread_output(i64 index, const i64* dims, int rank) {
+    i64 bytes = element_bytes(kernel.output_types[index]);
+    for (int i = 0; i < rank; ++i)
+      if (__builtin_mul_overflow(bytes, dims[i], &bytes)) bytes = -1;
+    void* memory = nullptr;
+    if (bytes >= 0) keep(kernel.api.call<OrtStatus*>(75, kernel.allocator, static_cast<size_t>(bytes + 64), &memory));
+    if (!memory) {
+      fail("memory plan", "out of memory");
+      return nullptr;
+    }
+    *static_cast<void**>(memory) = unread;
+    unread = memory;
+    return static_cast<uint8_t*>(memory) + 64;
   }
 
   // Scratch memory of this run; freed when the run ends. 64-byte aligned by ORT's CPU allocator.
@@ -175,7 +213,7 @@ struct Run {
     if (!ok) fail(node, what);
   }
 
-  Pool pool() { return Pool{&Run::parallel, this, hardware_threads()}; }
+  Pool pool() { return Pool{&Run::parallel, this, kernel.threads}; }
 
  private:
   void keep(OrtStatus* s) {
@@ -230,7 +268,7 @@ struct Stopwatch {
   }
 };
 
-// --- one custom op per region, all of them in one domain per library ---
+// --- one custom op per region, all of them in one domain per library; the execution provider is the other door to them ---
 
 using Compute = OrtStatus* (*)(const Kernel&, OrtKernelContext*);
 
@@ -243,9 +281,20 @@ struct RegionOp {
   size_t outputs;
   Compute compute;
   size_t weight_input;    // index of the packed-weights input, or `inputs` if the region has none
-  i64 weight_bytes;
-  uint64_t weight_check;  // checksum over sampled words: a changed weights file is refused
-  Api api;
+  i64 weight_bytes;       // with their seal
+  i64 weight_offset;      // in the weights file
+  uint64_t library;       // what the seal must say
+  const char* const* input_names;  // of the source's values, without the packed weights
+  const char* const* output_names;
+  const char* body;  // the body of If, Loop or Scan that it lies in: "node\nattribute\n" from the outside in; "" is the main graph
+};
+
+// What the execution provider asks a library for, by the name "OpsmithRegions".
+inline constexpr uint32_t kRegionsVersion = 1;  // raised with every change of RegionOp or Kernel
+struct Regions {
+  uint32_t version;
+  uint32_t count;
+  const RegionOp* regions;
 };
 
 // FNV-1a over the size of the weights and at most 4096 words of them: all, or 64 runs of 64 words spread evenly. Not single
@@ -263,6 +312,24 @@ inline uint64_t sample_checksum(const uint8_t* data, i64 bytes) {
   return hash;
 }
 
+// The last 64 bytes of a region's weights say which library they were packed for, and their checksum. Not the library: it serves
+// any weights of the same shapes.
+struct Seal {
+  static constexpr uint64_t kMark = 0x57485449'4d53504full;  // "OPSMITHW"
+  uint64_t mark, library, checksum, unused[5];
+};
+
+// What is wrong with the weights of a region; null if nothing.
+inline const char* wrong_weights(const RegionOp& region, const uint8_t* data) {
+  Seal seal;
+  memcpy(&seal, data + region.weight_bytes - sizeof seal, sizeof seal);
+  if (seal.mark != Seal::kMark || seal.library != region.library)
+    return "the weights file does not belong to this library; compile again";
+  if (sample_checksum(data, region.weight_bytes - static_cast<i64>(sizeof seal)) != seal.checksum)
+    return "the weights file was changed after compilation; compile again";
+  return nullptr;
+}
+
 inline const RegionOp& self(const OrtCustomOp* op) { return *reinterpret_cast<const RegionOp*>(op); }
 
 struct RegionKernel {
@@ -273,7 +340,7 @@ struct RegionKernel {
 inline OrtStatus* create_kernel(const OrtCustomOp* op, const void* table, const OrtKernelInfo* info, void** out) {
   const RegionOp& region = self(op);
   const Api api{static_cast<const void* const*>(table)};
-  Kernel kernel{api, nullptr, nullptr};
+  Kernel kernel{api, nullptr, nullptr, hardware_threads()};
   if (OrtStatus* s = api.call<OrtStatus*>(278, info, 0 /* OrtMemTypeDefault */, &kernel.allocator)) return s;
   if (region.weight_input < region.inputs) {
     int constant = 0;
@@ -289,8 +356,11 @@ inline OrtStatus* create_kernel(const OrtCustomOp* op, const void* table, const 
     void* data = nullptr;
     if (OrtStatus* s = api.call<OrtStatus*>(51, const_cast<OrtValue*>(value), &data)) return s;
     kernel.weights = static_cast<const uint8_t*>(data);
-    if (sample_checksum(kernel.weights, region.weight_bytes) != region.weight_check)
-      return api.error("opsmith: the weights file was changed after compilation; compile again");
+    if (const char* wrong = wrong_weights(region, kernel.weights)) {
+      char message[160];
+      snprintf(message, sizeof message, "opsmith: %s", wrong);
+      return api.error(message);
+    }
   }
   RegionKernel* k = static_cast<RegionKernel*>(malloc(sizeof(RegionKernel)));
   if (!k) return api.error("opsmith: out of memory");

@@ -2,7 +2,7 @@
 //
 //   C[m][n] = ep(sum over k of A[m][k] * (q[k][n] - zero[k / block][n]) * scale[k / block][n])
 //
-// Packed weights (compile/pack.py: pack_quantized), for each panel of columns as in gemm.hpp, `width` columns wide, for each
+// Packed weights (compiler/pack.py: pack_quantized), for each panel of columns as in gemm.hpp, `width` columns wide, for each
 // block of `block` rows of k (16 to 256, a multiple of 8; the last one is filled up with zeros):
 //   Scale  scale[width]           float or f16
 //   int8   zero[width]            only if there are zero points
@@ -46,24 +46,7 @@ struct Quantized {
   OPSMITH_INLINE static F widen8(const uint8_t* p) {
     Vec<int8_t> q;
     memcpy(&q, p, sizeof q);
-#if defined(__AVX512F__)  // g++ 12 converts int8 to int32 one by one
-    I wide = (I)_mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)q);
-#elif defined(__AVX2__)
-    I wide = (I)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(__builtin_bit_cast(long long, q)));
-#else
-    I wide = __builtin_convertvector(q, I);
-#endif
-    return __builtin_convertvector(wide, F);
-  }
-  // Value j (of 8) of W columns whose words are given.
-  OPSMITH_INLINE static F nibble(I words, int j) {
-#if defined(__AVX512F__)
-    // A permutation looks at the lowest 4 bits of each index: it is the mask, the sign and the conversion in one.
-    const F table = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
-    return (F)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)(words >> (4 * j)), (__m512)table);
-#else
-    return __builtin_convertvector((words << (28 - 4 * j)) >> 28, F);
-#endif
+    return widen(q);
   }
   // f(k in block, F q[V]) for the first `count` k of a block.
   template <int V, class Fn>
@@ -173,15 +156,13 @@ template <int R, int V, class Q, bool Zero, class TA>
   }
 }
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-#define OPSMITH_INT4_DOT
-
 // Rows of A in fixed point: a = unit * (2^15 high + low), one unit, a power of two, per block, and high and low of 15 bits. A
 // value keeps 29 bits below the largest of its block, more than the sum of floats that it replaces.
 //
 // Why: unpacking one vector of 4-bit weights to float takes a shift, a permutation and a multiply-add, and that, not memory,
 // bounds decoding (28 of 41 GB/s on 2 cores of a Zen 4). As 16-bit integers one shift and one permutation unpack twice as many
 // weights, and one dot product takes two k at once; two of them, for high and low, still leave 15 operations for 24.
+template <class Dot>  // Int4Dot; a parameter, because elsewhere it has none of what is used here
 struct FixedPoint {
   static constexpr i64 most_depth = 16384;  // of K
   i64 depth;                                // K, filled up to whole blocks
@@ -194,14 +175,6 @@ struct FixedPoint {
   bool read(const TA* A, i64 lda, i64 rows, i64 K, i64 block) {
     const i64 blocks = ceil_div(K, block);
     depth = blocks * block;
-    const I first = {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27};
-    auto larger = [](I x, I y) { return (I)_mm512_maskz_max_epi32(0xffff, (__m512i)x, (__m512i)y); };
-    auto over_lanes = [](I x, auto f) {
-      x = f(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-      x = f(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-      x = f(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-      return f(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14))[0];
-    };
     bool finite = true;
     for (i64 r = 0; r < rows; ++r)
       for (i64 i = 0; i < blocks; ++i) {
@@ -209,9 +182,9 @@ struct FixedPoint {
         const i64 count = min(block, K - i * block);
         I most{};
         for_lanes(count, [&](i64 k, auto lanes) {
-          most = larger(most, (I)load(a + k, lanes) & 0x7fffffff);
+          most = Dot::larger(most, (I)load(a + k, lanes) & 0x7fffffff);
         });
-        const int32_t exponent = max(over_lanes(most, larger) >> 23, 29);  // |a| < 2^(exponent - 126)
+        const int32_t exponent = max(Dot::over_lanes(most, Dot::larger) >> 23, 29);  // |a| < 2^(exponent - 126)
         finite &= exponent < 255;
         units[r * blocks + i] = __builtin_bit_cast(float, (exponent - 28) << 23);  // 2^(exponent - 126 - 29)
         const float scale = __builtin_bit_cast(float, (282 - exponent) << 23);
@@ -219,17 +192,15 @@ struct FixedPoint {
         I high_sum{}, low_sum{};
         for (i64 k = 0; k < block; k += W) {
           const F x = count - k >= W ? load(a + k, Full{}) : count > k ? load(a + k, Tail{count - k}) : F{};
-          const I fixed = (I)_mm512_maskz_cvtps_epi32(0xffff, (__m512)(x * scale));
+          const I fixed = Dot::to_nearest(x * scale);
           const I high = (fixed + (1 << 14)) >> 15, low = fixed - (high << 15);
           high_sum += high, low_sum += low;
-          const I left = (I)_mm512_permutex2var_epi32((__m512i)high, (__m512i)first, (__m512i)low);
-          const I right = (I)_mm512_permutex2var_epi32((__m512i)high, (__m512i)(first + 4), (__m512i)low);
-          const I both = (left & 0xffff) | (right << 16);
+          const I both = Dot::pairs(high, low);
           memcpy(to + k, &both, sizeof both);  // what is too much belongs to the next block, or to the room behind the last
         }
         if constexpr (Sums) {
           auto add = [](I x, I y) { return x + y; };
-          high_sums[r * blocks + i] = over_lanes(high_sum, add), low_sums[r * blocks + i] = over_lanes(low_sum, add);
+          high_sums[r * blocks + i] = Dot::over_lanes(high_sum, add), low_sums[r * blocks + i] = Dot::over_lanes(low_sum, add);
         }
       }
     return finite;
@@ -237,34 +208,31 @@ struct FixedPoint {
 };
 
 // R rows by one panel of 4-bit weights: tile[r][n].
-template <int R, int V, class Q, bool Zero>
-[[gnu::noinline]] void micro_int4(const FixedPoint& A, i64 K, i64 block, const uint8_t* p, float* tile) {
+template <int R, int V, class Q, bool Zero, class Dot>
+[[gnu::noinline]] void micro_int4(const FixedPoint<Dot>& A, i64 K, i64 block, const uint8_t* p, float* tile) {
   constexpr i64 width = V * W;
   const i64 blocks = ceil_div(K, block);
-  const __m512i table = (__m512i)Vec<int16_t, 32>{0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1,
-                                                  0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
   F acc[R][V] = {};
   for (i64 i = 0; i < blocks; ++i, p += Q::block_bytes(width, block)) {
-    __m512i high[R][V] = {}, low[R][V] = {};
+    typename Dot::Words high[R][V] = {}, low[R][V] = {};
     const int32_t* a = A.pairs + i * block;
     const uint8_t* q = Q::data(p, width);
     for (i64 k = 0; k < block; k += 8, q += width * 4) {
-      __m512i words[V];
+      typename Dot::Words words[V];
 #pragma GCC unroll 3
       for (int v = 0; v < V; ++v) memcpy(&words[v], q + v * W * 4, sizeof words[v]);
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
-        __m512i weights[V];  // of k + j and k + j + 4; the permutation looks at 5 bits, of which the table ignores one
+        typename Dot::Words weights[V];  // of k + j and k + j + 4
 #pragma GCC unroll 3
-        for (int v = 0; v < V; ++v)
-          weights[v] = _mm512_permutexvar_epi16((__m512i)((Vec<uint16_t, 32>)words[v] >> (4 * j)), table);
+        for (int v = 0; v < V; ++v) weights[v] = Dot::weights(words[v], j);
 #pragma GCC unroll 2
         for (int r = 0; r < R; ++r) {
-          const __m512i x = _mm512_set1_epi32(a[r * A.depth + k + j]), y = _mm512_set1_epi32(a[r * A.depth + k + 4 + j]);
+          const int32_t x = a[r * A.depth + k + j], y = a[r * A.depth + k + 4 + j];
 #pragma GCC unroll 3
           for (int v = 0; v < V; ++v) {
-            high[r][v] = _mm512_dpwssd_epi32(high[r][v], weights[v], x);
-            low[r][v] = _mm512_dpwssd_epi32(low[r][v], weights[v], y);
+            high[r][v] = Dot::add_products(high[r][v], weights[v], x);
+            low[r][v] = Dot::add_products(low[r][v], weights[v], y);
           }
         }
       }
@@ -292,14 +260,15 @@ template <int R, int V, class Q, bool Zero>
 }
 
 // One or two rows of A by 4-bit weights. False where fixed point does not serve: nothing is done then.
-template <class Q, bool Zero, class TA, class TC, class Ep>
+template <class Q, bool Zero, class Dot, class TA, class TC, class Ep>
 [[gnu::noinline]] bool gemm_int4(const Pool& pool, const Tiling& tiling, i64 M, i64 N, i64 K, i64 block, const TA* A, i64 lda,
                                  const uint8_t* packed, TC* C, i64 ldc, Ep& ep, i64 rows_per_item) {
-  FixedPoint a;
-  if (round_up(K, block) > FixedPoint::most_depth || !a.template read<Zero>(A, lda, M, K, block)) return false;
-  using Fn = void (*)(const FixedPoint&, i64, i64, const uint8_t*, float*);
-  constexpr Fn one[] = {micro_int4<1, 1, Q, Zero>, micro_int4<1, 2, Q, Zero>, micro_int4<1, 3, Q, Zero>};
-  constexpr Fn two[] = {micro_int4<2, 1, Q, Zero>, micro_int4<2, 2, Q, Zero>, micro_int4<2, 3, Q, Zero>};
+  using Fixed = FixedPoint<Dot>;
+  Fixed a;
+  if (round_up(K, block) > Fixed::most_depth || !a.template read<Zero>(A, lda, M, K, block)) return false;
+  using Fn = void (*)(const Fixed&, i64, i64, const uint8_t*, float*);
+  constexpr Fn one[] = {micro_int4<1, 1, Q, Zero, Dot>, micro_int4<1, 2, Q, Zero, Dot>, micro_int4<1, 3, Q, Zero, Dot>};
+  constexpr Fn two[] = {micro_int4<2, 1, Q, Zero, Dot>, micro_int4<2, 2, Q, Zero, Dot>, micro_int4<2, 3, Q, Zero, Dot>};
   Row rows[2];
   number_rows(0, M, rows_per_item, rows);
   pool.parallel_for(tiling.tasks(), [&](i64 i) {
@@ -313,7 +282,6 @@ template <class Q, bool Zero, class TA, class TC, class Ep>
   });
   return true;
 }
-#endif
 
 template <class TA>
 using QuantizedFn = void (*)(const TA* A, i64 lda, const float* sums, i64 K, i64 block, const uint8_t* p, float* tile);
@@ -355,12 +323,10 @@ void gemm_quantized(const Pool& pool, i64 M, i64 N, i64 K, i64 block, const TA* 
   using Q = Quantized<Bits, Scale, Zero>;
   if (M <= 0 || N <= 0) return;
   const Tiling tiling = tile_work(pool, M, N, K, blocking);
-#if defined(OPSMITH_INT4_DOT)
-  if constexpr (Bits == 4)
+  if constexpr (Bits == 4 && Int4Dot::fast)
     if (M <= 2 && tiling.row_blocks == 1 &&
-        gemm_int4<Q, Zero>(pool, tiling, M, N, K, block, A, lda, packed, C, ldc, ep, rows_per_item))
+        gemm_int4<Q, Zero, Int4Dot>(pool, tiling, M, N, K, block, A, lda, packed, C, ldc, ep, rows_per_item))
       return;
-#endif
   const i64 blocks = ceil_div(K, block);
   pool.parallel_for(tiling.tasks(), [&](i64 task) {
     const auto [row_begin, row_end, panel_begin, panel_end] = tiling[task];

@@ -321,6 +321,23 @@ inline i64 arg_run(const T* x, i64 n) {
   return 0;
 }
 
+// Columns of floats, W at a time.
+template <bool Largest, bool Last, class T>
+inline void arg_columns(const T* in, i64 axis, i64 inner, i64 count, int64_t* y) {
+  for_lanes(count, [&](i64 l, auto lanes) {
+    F best = load(in + l, lanes);
+    I at{};
+    for (i64 a = 1; a < axis; ++a) {
+      const F v = load(in + a * inner + l, lanes);
+      I wins = Largest ? (Last ? v >= best : v > best) : (Last ? v <= best : v < best);
+      wins |= Last ? v != v : (v != v) & (best == best);
+      best = select(wins, v, best);
+      at = (splat(static_cast<int32_t>(a)) & wins) | (at & ~wins);
+    }
+    for (i64 i = 0; i < lanes.count; ++i) y[l + i] = at[i];
+  });
+}
+
 template <bool Largest, bool Last, class T>
 inline void arg_reduce(const Pool& pool, i64 outer, i64 axis, i64 inner, const T* x, int64_t* y) {
   const i64 columns = ceil_div(inner, 64);
@@ -328,11 +345,13 @@ inline void arg_reduce(const Pool& pool, i64 outer, i64 axis, i64 inner, const T
     for (i64 i = begin; i < end; ++i) {
       const i64 o = i / columns, c = i % columns * 64, count = min<i64>(64, inner - c);
       const T* in = x + o * axis * inner + c;
-      if constexpr (FloatStorage<T>)
-        if (inner == 1) {
+      if constexpr (FloatStorage<T>) {
+        if (inner == 1)
           y[o] = arg_run<Largest, Last>(in, axis);
-          continue;
-        }
+        else
+          arg_columns<Largest, Last>(in, axis, inner, count, y + o * inner + c);
+        continue;
+      }
       decltype(comparable(in[0])) best[64];
       int64_t* at = y + o * inner + c;
       for (i64 l = 0; l < count; ++l) best[l] = comparable(in[l]), at[l] = 0;

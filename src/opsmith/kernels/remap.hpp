@@ -31,12 +31,14 @@ inline i64 remap_workspace(const Sizes& dims) {
   if (is_empty(dims)) return 0;
   i64 total = 0;
   for (int d = 0; d < dims.count; ++d) total += dims.at[d];
+  if (dims.count > 0) total += dims.at[dims.count - 1];  // runs
   return total * static_cast<i64>(sizeof(i64));
 }
 
-// tables: one after the other, dims.at[d] entries each; strides are those of x; out is dense
+// tables: one after the other, dims.at[d] entries each, and room for the runs of the last axis: pieces of it that lie in x as they
+// are, so that a row is copied in a few of them. strides are those of x; out is dense
 template <class T>
-void remap(const Pool& pool, const Sizes& dims, const Sizes& strides, const i64* tables, const T* x, T fill, T* out) {
+void remap(const Pool& pool, const Sizes& dims, const Sizes& strides, i64* tables, const T* x, T fill, T* out) {
   const int rank = dims.count;
   if (rank == 0) {
     *out = *x;
@@ -52,18 +54,40 @@ void remap(const Pool& pool, const Sizes& dims, const Sizes& strides, const i64*
   const i64 inner = dims.at[rank - 1], step = strides.at[rank - 1];
   if (rows <= 0 || inner <= 0) return;
   const i64* last = table[rank - 1];
+  i64* run_end = tables;
+  for (i64 i = inner - 1; i >= 0; --i) {
+    const bool goes_on = i + 1 < inner && (last[i] < 0 ? last[i + 1] < 0 : last[i + 1] == last[i] + 1);
+    run_end[i] = goes_on ? run_end[i + 1] : i + 1;
+  }
   pool.parallel_ranges(rows, max<i64>(1, 8192 / inner), [&](i64 begin, i64 end) {
+    i64 index[kSizesRank] = {}, rest = begin;
+    for (int d = rank - 2; d >= 0; --d) index[d] = rest % dims.at[d], rest /= dims.at[d];
     for (i64 r = begin; r < end; ++r) {
-      i64 rest = r, at = 0;
+      i64 at = 0;
       bool inside = true;
-      for (int d = rank - 2; d >= 0; --d) {
-        const i64 from = table[d][rest % dims.at[d]];
-        rest /= dims.at[d];
+      for (int d = 0; d < rank - 1; ++d) {
+        const i64 from = table[d][index[d]];
         inside = inside && from >= 0;
         at += from * strides.at[d];
       }
+      for (int d = rank - 2; d >= 0 && ++index[d] == dims.at[d]; --d) index[d] = 0;
       T* to = out + r * inner;
-      for (i64 i = 0; i < inner; ++i) to[i] = inside && last[i] >= 0 ? x[at + last[i] * step] : fill;
+      if (!inside) {
+        for (i64 i = 0; i < inner; ++i) to[i] = fill;
+        continue;
+      }
+      for (i64 i = 0, stop; i < inner; i = stop) {
+        stop = run_end[i];
+        if (last[i] < 0) {
+          for (i64 k = i; k < stop; ++k) to[k] = fill;
+          continue;
+        }
+        const T* from = x + at + last[i] * step;
+        if (step == 1 && stop - i >= 16)
+          memcpy(to + i, from, static_cast<size_t>(stop - i) * sizeof(T));
+        else
+          for (i64 k = i; k < stop; ++k) to[k] = from[(k - i) * step];
+      }
     }
   });
 }

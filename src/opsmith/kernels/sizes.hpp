@@ -155,9 +155,10 @@ inline i64 slice_count(i64 start, i64 end, i64 step, i64 size) {
 
 // --- sizes after a Resize ---
 
+inline i64 whole_size(double n) { return n >= 0 && n < 9e15 ? static_cast<i64>(n) : -1; }
+// In float, as ONNX Runtime: 20 * 0.7 is 14.
 inline i64 resized(i64 size, double scale) {
-  const double n = __builtin_floor(static_cast<double>(size) * scale);
-  return n >= 0 && n < 9e15 ? static_cast<i64>(n) : -1;
+  return whole_size(static_cast<double>(__builtin_floorf(static_cast<float>(size) * static_cast<float>(scale))));
 }
 // One scale for all axes, so that none grows beyond (`smaller`) or stays below what is wanted.
 inline double aspect_scale(bool smaller, const Sizes& old, const Sizes& wanted) {
@@ -168,7 +169,7 @@ inline double aspect_scale(bool smaller, const Sizes& old, const Sizes& wanted) 
   }
   return scale;
 }
-inline i64 aspect_size(i64 old, double scale) { return resized(1, __builtin_floor(scale * static_cast<double>(old) + 0.5)); }
+inline i64 aspect_size(i64 old, double scale) { return whole_size(__builtin_floor(scale * static_cast<double>(old) + 0.5)); }
 
 // Bytes of an arena slot, in 128 bits so that no product of sizes can wrap around.
 inline i64 slot_bytes(__int128 bytes) {

@@ -1,5 +1,5 @@
-// Windows that slide over 1, 2 or 3 dims, in plain loops on (N, C, D, H, W): pooling of every kind, and convolutions with weights that
-// are only known at run time or have 3 spatial dims. (conv.hpp holds the fast form for constant weights.)
+// Windows that slide over 1, 2 or 3 dims, in plain loops on (N, C, D, H, W): pooling with positions or of doubles (pool.hpp has the
+// rest), and convolutions with weights that are only known at run time. (conv.hpp holds the fast form for constant weights.)
 #pragma once
 
 #include "elementwise.hpp"
@@ -82,7 +82,7 @@ void max_pool(const Pool& pool, const Window& w, const T* x, T* y, i64* indices,
 
 // `padding` counts as zeros if `include`; `after` is the padding behind each dim.
 template <class T>
-void average_pool(const Pool& pool, const Window& w, const Sizes& after, bool include, const T* x, T* y) {
+void average_pool(const Pool& pool, const Window& w, const T* x, T* y, const Sizes& after, bool include) {
   const i64 pixels_in = w.pixels_in(), pixels = w.pixels_out();
   each_plane(pool, w.batch * w.channels, pixels * w.taps(), [&](i64 p) {
     for (i64 o = 0; o < pixels; ++o) {
@@ -96,7 +96,7 @@ void average_pool(const Pool& pool, const Window& w, const Sizes& after, bool in
 }
 
 template <class T>
-void lp_pool(const Pool& pool, const Window& w, double power, const T* x, T* y) {
+void lp_pool(const Pool& pool, const Window& w, const T* x, T* y, double power) {
   const i64 pixels_in = w.pixels_in(), pixels = w.pixels_out();
   each_plane(pool, w.batch * w.channels, pixels * w.taps(), [&](i64 p) {
     for (i64 o = 0; o < pixels; ++o) {

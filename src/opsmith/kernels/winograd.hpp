@@ -4,7 +4,7 @@
 //   Y = A^T [ sum over channels of (G g G^T) * (B^T d B) ] A        d: n x n input pixels, Y: m x m output pixels
 //
 // A tile of n x n pixels (n = m + 2) becomes n*n "frequencies"; at each of them the sum over channels is an ordinary
-// matrix product, tiles x channels times channels x output channels. G g G^T is done offline (compile/pack.py:
+// matrix product, tiles x channels times channels x output channels. G g G^T is done offline (compiler/pack.py:
 // pack_winograd) in double precision.
 //
 // The interpolation points are 0, +-5/8, +-3/2, infinity for m = 4: exact in binary, and with products near 1 they give
@@ -19,9 +19,19 @@
 //   V [block of tiles][frequency][gemm_mr tiles][run of channels][tile of the gemm_mr][channel of the run]
 //
 // where a run is one cache line (16 channels), or all channels if they are not a multiple of 16.
+//
+// The transforms mix all pixels of a tile, so one extreme pixel (1e6 among ones, infinity, NaN) would damage results that
+// do not read it. Each tile's energy is therefore taken on the way, and a tile with far more of it than others have is
+// convolved directly, with the filter taken back out of the transformed weights.
+//
+// In bf16, V and the transformed weights are rounded to it; transforms and sums stay in float. F(2x2,3x3) only adds and subtracts
+// on the way to V.
 #pragma once
 
+#include <type_traits>
+
 #include "conv.hpp"
+#include "math.hpp"
 
 namespace opsmith {
 
@@ -48,6 +58,12 @@ struct Winograd<4> {
     y[2] = a2 * sum_a + b2 * sum_b;
     y[3] = (a2 * a) * difference_a + (b2 * b) * difference_b + m[5];
   }
+  // u = G g at points 0, a, -a, infinity -> g
+  OPSMITH_INLINE static void filter(const F* u, F* g) {
+    g[0] = (a2 * b2) * u[0], g[1] = (a * (a2 - b2)) * (u[1] - u[2]), g[2] = u[3];
+  }
+  // Frequencies of which each pixel, row, column or area that is large makes at least one large.
+  static constexpr bool watched(int i, int j) { return (i == 0 || i == n - 1) && (j == 0 || j == n - 1); }
 };
 
 template <>
@@ -57,14 +73,18 @@ struct Winograd<2> {
     v[0] = d[2] - d[0], v[1] = d[2] + d[1], v[2] = d[2] - d[1], v[3] = d[3] - d[1];
   }
   OPSMITH_INLINE static void inverse(const F* m, F* y) { y[0] = m[0] + m[1] + m[2], y[1] = m[1] - m[2] + m[3]; }
+  OPSMITH_INLINE static void filter(const F* u, F* g) { g[0] = -u[0], g[1] = u[1] - u[2], g[2] = u[3]; }
+  static constexpr bool watched(int, int) { return true; }  // d[2] - d[0] is 0 where all pixels are the same
 };
 
-template <int Out>
+template <int Out, class TV = float>
 struct WinogradPlan {
   static constexpr int n = Winograd<Out>::n, points = n * n;
   static constexpr i64 product_floats = 56 * 1024;  // of a task, on its stack: 224 KB
   static constexpr i64 most_panels = product_floats / (points * gemm_mr * gemm_nr), table_tiles = 96 / gemm_mr * gemm_mr;
-  static constexpr i64 chunk_bytes = 16 << 20;  // of V: half of an L3 of 32 MiB
+  // Of V: half of an L3 of 32 MiB where large weights must be read for every chunk, less where they stay in a cache anyway.
+  static constexpr i64 most_bytes = 16 << 20, least_bytes = 4 << 20;
+  static constexpr i64 size = static_cast<i64>(sizeof(TV)), line = 64 / size;
 
   i64 tiles_h, tiles_w, tiles, panel_group, most_tiles, block, blocks, chunk, run, point_stride, block_stride;
   constexpr explicit WinogradPlan(const ConvShape& s)
@@ -77,22 +97,24 @@ struct WinogradPlan {
         // Blocks of nearly equal size, so that a few large tasks end together.
         block(round_up(ceil_div(tiles, max<i64>(1, ceil_div(tiles, most_tiles))), gemm_mr)),
         blocks(block > 0 ? ceil_div(tiles, block) : 0),
-        run(s.channels % blocked_run == 0 ? blocked_run : s.channels),
+        run(s.channels % blocked_run<TV> == 0 ? blocked_run<TV> : s.channels),
         // One cache line more between frequencies: the n*n stores of one transform must not fall into one cache set.
-        point_stride(round_up(block * s.channels, 16) + 16), block_stride(points * point_stride) {
-    chunk = max<i64>(1, min(blocks, max<i64>(2, chunk_bytes / (block_stride * 4))));
+        point_stride(round_up(block * s.channels, line) + line), block_stride(points * point_stride) {
+    const i64 weights = points * s.channels * s.out_channels * size, bytes = min(most_bytes, max(least_bytes, 4 * weights));
+    chunk = max<i64>(1, min(blocks, max<i64>(2, bytes / (block_stride * size))));
   }
 };
 
-template <int Out>
+template <int Out, class TV = float>
 constexpr i64 winograd_workspace(const ConvShape& s) {
-  WinogradPlan<Out> plan(s);
-  return (plan.chunk * plan.block_stride + round_up(s.channels, 16)) * static_cast<i64>(sizeof(float));
+  WinogradPlan<Out, TV> plan(s);
+  const i64 energies = plan.chunk * plan.block;
+  return plan.chunk * plan.block_stride * plan.size + (round_up(s.channels, 16) + energies) * static_cast<i64>(sizeof(float));
 }
 
-// One tile, W channels: pixels at source[i][j] + c -> V at its n*n frequencies.
-template <int Out, class Lanes>
-OPSMITH_INLINE void winograd_forward(const float* const* source, i64 c, float* v, i64 point_stride, Lanes lanes) {
+// One tile, W channels: pixels at source[i][j] + c -> V at its n*n frequencies, and their energy.
+template <int Out, class TX, class TV, class Lanes>
+OPSMITH_INLINE void winograd_forward(const TX* const* source, i64 c, TV* v, i64 point_stride, F& energy, Lanes lanes) {
   using Wino = Winograd<Out>;
   constexpr int n = Wino::n;
   F columns[n][n], half[n][n];  // half[j][i]: column j transformed
@@ -109,7 +131,55 @@ OPSMITH_INLINE void winograd_forward(const float* const* source, i64 c, float* v
     for (int j = 0; j < n; ++j) row[j] = half[j][i];
     Wino::forward(row, out);
 #pragma GCC unroll 6
-    for (int j = 0; j < n; ++j) store(v + (i * n + j) * point_stride, out[j], lanes);
+    for (int j = 0; j < n; ++j) {
+      store(v + (i * n + j) * point_stride, out[j], lanes);
+      if (Wino::watched(i, j)) energy += out[j] * out[j];
+    }
+  }
+}
+
+// The energy from which a tile counts as extreme: results that do not read its large pixels would be off by more than a
+// thousandth of their usual size (about 1.7e-5 times the root of `far`, twice that for many large pixels). COUNT tiles, their logarithms taken from the exponents.
+inline float winograd_limit(const float* energies, i64 count, i64 channels) {
+  constexpr float far = 1024;
+  const float least = static_cast<float>(channels);  // of numbers of size 1
+  i64 sum = 0;
+  for (i64 i = 0; i < count; ++i) {
+    const float energy = energies[i] > least ? energies[i] : least;
+    int32_t bits;
+    memcpy(&bits, &energy, sizeof bits);
+    sum += bits >> 23;
+  }
+  const int32_t mean = static_cast<int32_t>(min<i64>(sum / max<i64>(count, 1), 240)) << 23;
+  float typical;
+  memcpy(&typical, &mean, sizeof typical);
+  return far * typical;
+}
+
+// One tile, W output channels, directly. u: transformed weights of these channels, [n*n][C][ld], or [n*n][C / 2][ld] of pairs.
+template <int Out, class TX, class TB>
+__attribute__((noinline)) void winograd_direct(const TX* const* source, i64 C, const TB* u, i64 ld, F (&y)[Out][Out]) {
+  using Wino = Winograd<Out>;
+  constexpr int n = Wino::n, used[] = {0, 1, 2, n - 1};
+  for (auto& row : y)
+    for (F& sum : row) sum = splat(0.0f);
+  for (i64 c = 0; c < C; ++c) {
+    const TB* at = u + c / step_k<TB> * ld;
+    F half[4][3], g[3][3];
+    for (int i = 0; i < 4; ++i) {
+      F row[4];
+      for (int j = 0; j < 4; ++j) row[j] = load_step(at + (used[i] * n + used[j]) * steps<TB>(C) * ld, static_cast<int>(c % step_k<TB>));
+      Wino::filter(row, half[i]);
+    }
+    for (int j = 0; j < 3; ++j) {
+      const F column[] = {half[0][j], half[1][j], half[2][j], half[3][j]};
+      F out[3];
+      Wino::filter(column, out);
+      for (int i = 0; i < 3; ++i) g[i][j] = out[i];
+    }
+    for (int i = 0; i < Out; ++i)
+      for (int j = 0; j < Out; ++j)
+        for (int k = 0; k < 9; ++k) y[i][j] += splat(to_float(source[(i + k / 3) * n + j + k % 3][c])) * g[k / 3][k % 3];
   }
 }
 
@@ -132,18 +202,28 @@ OPSMITH_INLINE void winograd_inverse(const float* m, i64 point_stride, F (&y)[Ou
   for (int i = 0; i < Out; ++i) Wino::inverse(half[i], y[i]);
 }
 
-template <int Out, class Ep>
-void conv2d_winograd(const Pool& pool, const ConvShape& s, const float* x, const float* transformed, float* y,
-                     void* workspace, Ep ep) {
-  using Plan = WinogradPlan<Out>;
+template <int Out, class TX, class TB, class TY, class Ep>
+void conv2d_winograd(const Pool& pool, const ConvShape& s, const TX* x, const TB* transformed, TY* y, void* workspace, Ep ep) {
+  using TV = std::conditional_t<step_k<TB> == 2, bf16, float>;
+  using Plan = WinogradPlan<Out, TV>;
   constexpr int n = Plan::n, points = Plan::points;
   const Plan plan(s);
   const i64 C = s.channels, N = s.out_channels, groups = ceil_div(panel_count(N), plan.panel_group);
   const i64 image = plan.tiles_h * plan.tiles_w, run = plan.run;
   if (plan.tiles <= 0 || N <= 0) return;
-  float* V = static_cast<float*>(workspace);
-  float* zeros = V + plan.chunk * plan.block_stride;
-  memset(zeros, 0, static_cast<size_t>(C) * sizeof(float));
+  TV* V = static_cast<TV*>(workspace);
+  float* behind = reinterpret_cast<float*>(V + plan.chunk * plan.block_stride);
+  TX* zeros = reinterpret_cast<TX*>(behind);
+  memset(zeros, 0, static_cast<size_t>(C) * sizeof(TX));
+  float* energies = behind + round_up(C, 16);  // of each tile of a chunk
+  auto find_pixels = [&](i64 item, i64 th, i64 tw, const TX** source) {
+    for (int i = 0; i < n; ++i) {
+      for (int j = 0; j < n; ++j) {
+        const TX* pixel = conv_source(s, x, item, th * Out, tw * Out, i, j);
+        source[i * n + j] = pixel ? pixel : zeros;
+      }
+    }
+  };
 
   for (i64 chunk = 0; chunk < plan.blocks; chunk += plan.chunk) {
     const i64 blocks = min(plan.chunk, plan.blocks - chunk);
@@ -155,22 +235,21 @@ void conv2d_winograd(const Pool& pool, const ConvShape& s, const float* x, const
       for (i64 tile = first + task * some; tile < min(last, first + (task + 1) * some); ++tile) {
         const i64 item = tile / image, th = (tile - item * image) / plan.tiles_w;
         const i64 tw = tile - item * image - th * plan.tiles_w;
-        const float* source[points];
-        for (int i = 0; i < n; ++i) {
-          for (int j = 0; j < n; ++j) {
-            const float* pixel = conv_source(s, x, item, th * Out, tw * Out, i, j);
-            source[i * n + j] = pixel ? pixel : zeros;
-          }
-        }
+        const TX* source[points];
+        find_pixels(item, th, tw, source);
+        F energy = splat(0.0f);
         const i64 block = (tile - first) / plan.block, r = tile - first - block * plan.block;
-        float* v = V + block * plan.block_stride + r / gemm_mr * gemm_mr * C + r % gemm_mr * run;
+        TV* v = V + block * plan.block_stride + r / gemm_mr * gemm_mr * C + r % gemm_mr * run;
         for (i64 begin = 0; begin < C; begin += run, v += gemm_mr * run) {
           i64 c = 0;
-          for (; c + W <= run; c += W) winograd_forward<Out>(source, begin + c, v + c, plan.point_stride, Full{});
-          if (c < run) winograd_forward<Out>(source, begin + c, v + c, plan.point_stride, Tail{run - c});
+          for (; c + W <= run; c += W) winograd_forward<Out>(source, begin + c, v + c, plan.point_stride, energy, Full{});
+          if (c < run) winograd_forward<Out>(source, begin + c, v + c, plan.point_stride, energy, Tail{run - c});
         }
+        energies[tile - first] = lane_sum(energy);
       }
     });
+
+    const float limit = winograd_limit(energies, last - first, C);
 
     // V x transformed weights -> y, one block of tiles by one group of panels at a time
     pool.parallel_for(groups * blocks, [&](i64 task) {
@@ -180,17 +259,16 @@ void conv2d_winograd(const Pool& pool, const ConvShape& s, const float* x, const
       alignas(64) float products[Plan::product_floats];
       const i64 panel_stride = count * gemm_nr, product_stride = panels * panel_stride;
       for (int point = 0; point < points; ++point) {
-        const float* sources[Plan::table_tiles];
-        const float* v = V + block * plan.block_stride + point * plan.point_stride;
+        const TV* sources[Plan::table_tiles];
+        const TV* v = V + block * plan.block_stride + point * plan.point_stride;
         for (i64 r = 0; r < count; ++r) sources[r] = v + r / gemm_mr * gemm_mr * C + r % gemm_mr * run;
         for (i64 p = 0; p < panels; ++p) {
           const i64 column = (panel_begin + p) * gemm_nr, vectors = panel_vectors(N, panel_begin + p);
-          const float* b = transformed + points * column * C + point * C * vectors * W;
+          const TB* b = transformed + (points * column + point * vectors * W) * steps<TB>(C);
           for (i64 r = 0; r < count; r += gemm_mr) {
             const i64 height = min<i64>(gemm_mr, count - r);
-            auto micro = run == blocked_run ? micro_for<float, float, true>(height, vectors)
-                                            : micro_for<float, float>(height, vectors);
-            micro(sources + r, 0, run == blocked_run ? C / run : 1, run, b,
+            auto micro = run == blocked_run<TV> ? micro_for<TV, TB, true>(height, vectors) : micro_for<TV, TB>(height, vectors);
+            micro(sources + r, 0, run == blocked_run<TV> ? C / run : 1, run, b,
                   products + point * product_stride + p * panel_stride + r * gemm_nr, false);
           }
         }
@@ -201,9 +279,17 @@ void conv2d_winograd(const Pool& pool, const ConvShape& s, const float* x, const
         const i64 tw = tile - item * image - th * plan.tiles_w;
         const i64 rows = min<i64>(Out, s.out_height - th * Out), cols = min<i64>(Out, s.out_width - tw * Out);
         const i64 corner = (item * s.out_height + th * Out) * s.out_width + tw * Out;
+        const bool extreme = !(energies[tile - first] <= limit);  // NaN too
+        const TX* source[points];
+        if (extreme) find_pixels(item, th, tw, source);
         auto finish = [&](i64 v, auto lanes) {
           F sums[Out][Out];
-          winograd_inverse<Out>(products + v / gemm_nr * panel_stride + r * gemm_nr + v % gemm_nr, product_stride, sums);
+          if (extreme) {
+            const i64 panel = panel_begin + v / gemm_nr, ld = panel_vectors(N, panel) * W;
+            winograd_direct<Out>(source, C, transformed + points * panel * gemm_nr * steps<TB>(C) + v % gemm_nr, ld, sums);
+          } else {
+            winograd_inverse<Out>(products + v / gemm_nr * panel_stride + r * gemm_nr + v % gemm_nr, product_stride, sums);
+          }
           for (i64 i = 0; i < rows; ++i) {
             for (i64 j = 0; j < cols; ++j) {
               Row row{corner + i * s.out_width + j, item};
@@ -230,11 +316,18 @@ void conv2d_winograd2(const Pool& pool, const ConvShape& s, const float* x, cons
                       void* workspace, Ep ep) {
   conv2d_winograd<2>(pool, s, x, transformed, y, workspace, ep);
 }
+// Products in bf16; weights: pack_winograd_pairs.
+template <class TX, class TY, class Ep>
+void conv2d_winograd2_bf16(const Pool& pool, const ConvShape& s, const TX* x, const bf16* transformed, TY* y, void* workspace,
+                           Ep ep) {
+  conv2d_winograd<2>(pool, s, x, reinterpret_cast<const bf16x2*>(transformed), y, workspace, ep);
+}
+inline constexpr i64 conv2d_winograd2_bf16_workspace(const ConvShape& s) { return winograd_workspace<2, bf16>(s); }
 inline constexpr i64 conv2d_winograd4_workspace(const ConvShape& s) { return winograd_workspace<4>(s); }
 inline constexpr i64 conv2d_winograd2_workspace(const ConvShape& s) { return winograd_workspace<2>(s); }
 
 // Few pixels do not repay reading the larger weights. Per pair of channels, in direct operations: what the arithmetic
-// costs, or what the weights cost to read if that is more. The same estimate is in compile/lower/conv.py: cost.
+// costs, or what the weights cost to read if that is more. The same estimate is in compiler/winograd.py: cost.
 template <int Out>
 constexpr bool winograd_pays(const ConvShape& s) {
   constexpr i64 byte = 5;  // direct operations in the time that a byte takes from memory

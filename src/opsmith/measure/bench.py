@@ -29,24 +29,25 @@ from typing import Any
 
 import numpy as np
 
-from opsmith import machine, progress, session, settings, store
+from opsmith import machine, progress, provider, session, settings, store
+from opsmith.check.feed import Given, judged_feed
+from opsmith.check.flops import flops
+from opsmith.check.verify import BOUNDS, OutputCheck, compare_arrays
 from opsmith.errors import OpsmithError
-from opsmith.measure import contention, peak, peers
-from opsmith.measure import inputs as random_inputs
-from opsmith.measure.flops import flops
-from opsmith.measure.statistics import Ratio, Summary, paired_ratio, summarize
-from opsmith.measure.verify import OutputCheck, compare_arrays
-from opsmith.measure.worker import Worker
+from opsmith.measure import peak
+from opsmith.timing import contention, peers
+from opsmith.timing.statistics import Ratio, Summary, paired_ratio, summarize
+from opsmith.timing.worker import Worker
 
 TURN_SECONDS = 0.1  # shorter turns would drown in the 10 ms ticks of /proc/stat
 SLICES = 5  # of a turn
 RERUN_LIMIT = 3  # at most this many times the wanted rounds are tried to get clean ones
 LEAST_CLEAN = 0.5  # with fewer clean rounds than this share of the wanted ones, all rounds are used, and it is said
 
-_COLUMNS = (
-    "variant", "runtime", "median_s", "p5_s", "p95_s", "ratio", "ratio_low", "ratio_high", "load_s", "first_s",
-    "peak_rss", "size", "gflops", "share_of_peak", "samples", "disturbed", "left_out", "verified",
-)  # fmt: skip
+_COLUMNS = """
+    variant runtime median_s p5_s p95_s ratio ratio_low ratio_high load_s first_s peak_rss size gflops
+    share_of_peak samples disturbed left_out verified
+""".split()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Candidate:
     label: str
     path: Path
     runtime: str = "ort"
+    provider: Path | None = None  # the library of the execution provider, if it runs through that
 
 
 @dataclasses.dataclass
@@ -117,23 +119,23 @@ class BenchResult:
     def to_dict(self) -> dict[str, Any]:
         data = dataclasses.asdict(dataclasses.replace(self, taken=[]))
         del data["taken"]
-        for entry, found in zip(self.entries, data["entries"]):
-            found["verified"] = entry.verified
-            found["gflops"] = entry.gflops
+        for entry, row in zip(self.entries, data["entries"]):
+            row["verified"] = entry.verified
+            row["gflops"] = entry.gflops
         return data
 
     def to_json(self) -> str:
         return json.dumps(finite(self.to_dict()), indent=2)
 
     def to_csv(self) -> str:
-        text = io.StringIO()
-        writer = csv.writer(text)
+        lines = io.StringIO()
+        writer = csv.writer(lines)
         writer.writerow(_COLUMNS)
         for e in self.entries:
             ratio = [e.ratio.value, e.ratio.low, e.ratio.high]
             row = [e.label, e.runtime, e.run.median, e.run.p5, e.run.p95, *ratio, e.load, e.first, e.peak_rss, e.size]
             writer.writerow([*row, e.gflops, e.share_of_peak, e.samples, e.disturbed, e.left_out, e.verified])
-        return text.getvalue()
+        return lines.getvalue()
 
 
 def finite(value: Any) -> Any:
@@ -148,8 +150,11 @@ def finite(value: Any) -> Any:
 # --- what to bench ----------------------------------------------------------------------------------------
 
 
-def find_candidates(paths: Sequence[store.PathLike | store.Variant], peer_names: Sequence[str] = ()) -> list[Candidate]:
-    """A model folder stands for all its variants, anything else for itself; peers run the first plain model."""
+def find_candidates(
+    paths: Sequence[store.PathLike | store.Variant], peer_names: Sequence[str] = (), via: str | None = None
+) -> list[Candidate]:
+    """A model folder stands for all its variants, anything else for itself; peers run the first plain model, and so does the
+    execution provider."""
     if not paths:
         raise OpsmithError("nothing to bench", "give model files, variant folders or a model folder")
     found: list[Path] = []
@@ -162,6 +167,12 @@ def find_candidates(paths: Sequence[store.PathLike | store.Variant], peer_names:
     if peer_names and not plain:
         raise OpsmithError("peers cannot run a compiled variant", "give the variant it was compiled from as well")
     candidates += [Candidate(name, plain[0].path, name) for name in peer_names]
+    if via is not None:
+        if via != "ep":
+            raise OpsmithError(f"via {via}: there is only ep, the execution provider")
+        if not plain:
+            raise OpsmithError("the execution provider runs models as they are", "give the one it was compiled from")
+        candidates.append(Candidate(f"{plain[0].label} via ep", plain[0].path, provider=provider.ready(plain[0].path)))
     return candidates
 
 
@@ -185,18 +196,13 @@ def labels(paths: Sequence[Path]) -> list[str]:
 
 
 def choose_inputs(
-    path: Path, shapes: Mapping[str, int | Sequence[int]] | None, seed: int
+    path: Path, shapes: Mapping[str, int | Sequence[int]] | None, seed: int, inputs: Given | None = None
 ) -> tuple[dict[str, np.ndarray[Any, Any]], str]:
     """The stored test data where there is some and no shape is asked for, else seeded random numbers."""
-    model = store.open_model(path)
-    names = [v.name or "" for v in model.graph.inputs if v.name not in model.graph.initializers]
-    stored = store.read_test_data(path, (names, [v.name or "" for v in model.graph.outputs]))
-    if not shapes and stored and stored[0].inputs:
-        check_fresh(path, model, stored[0].inputs)
-        return stored[0].inputs, stored[0].folder.name
-    dims = random_inputs.default_dims(random_inputs.specs(model), shapes)
-    examples = stored[0].inputs if stored else None
-    return random_inputs.random_inputs(model, dims, seed, examples), f"random, seed {seed}"
+    judged = judged_feed(path, shapes, inputs, seed=seed)
+    if judged.origin == "test data":
+        check_fresh(path, store.open_model(path), judged.required())
+    return judged.required(), judged.origin if judged.origin == "test data" else f"{judged.origin}, seed {seed}"
 
 
 def check_fresh(path: Path, model: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -266,20 +272,23 @@ def bench(
     processes: int | None = None,
     seconds: float = 30.0,
     shapes: Mapping[str, int | Sequence[int]] | None = None,
+    inputs: Given | None = None,
     seed: int = 0,
     rtol: float | None = None,
     atol: float | None = None,
+    via: str | None = None,
 ) -> BenchResult:
     """Measure variants against the first one.
 
-    ROUNDS and PROCESSES are chosen from the time one round takes and SECONDS, the time to spend on measuring.
+    ROUNDS and PROCESSES are chosen from the time one round takes and SECONDS, the time to spend on measuring. VIA "ep" adds the
+    first plain model once more, through Opsmith's execution provider.
     """
     paths = [models] if isinstance(models, (str, os.PathLike, store.Variant)) else list(models)
-    candidates = find_candidates(paths, peer)
+    candidates = find_candidates(paths, peer, via)
     _check_numbers(threads=threads, rounds=rounds, processes=processes)
     check_same_inputs(candidates)
     threads = settings.get(threads=threads).threads or machine.cores()
-    feed, origin = choose_inputs(candidates[0].path, shapes, seed)
+    feed, origin = choose_inputs(candidates[0].path, shapes, seed, inputs)
     started = time.monotonic()
     notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="opsmith-bench-") as folder:
@@ -391,6 +400,7 @@ def _start(worker: Worker, track: _Track, folder: Path, save: int | None, thread
         runtime=candidate.runtime,
         threads=threads,
         inputs=str(folder / "inputs"),
+        settings={"provider": str(candidate.provider)} if candidate.provider else {},
     )
     track.load.append(answer["load"])
     track.base_rss.append(answer["base_rss"])
@@ -465,7 +475,8 @@ def _entry(
     single = [r for r in taken if not clean or i not in r.dirty]
     run = summarize([s for r in single for s in r.turns[i]])
     candidate = track.candidate
-    share = work / run.median / limits.flops if work is not None and limits else None
+    arithmetic = limits.arithmetic(store.precision_of(candidate.path)) if limits else None
+    share = work / run.median / arithmetic if work is not None and arithmetic else None
     return Entry(
         label=candidate.label,
         path=candidate.path.name,
@@ -521,10 +532,17 @@ def _compare_outputs(
     """Each candidate's outputs against the first one's, on the inputs that were timed."""
     answers = [store.read_test_data(folder / f"outputs_{i}" / "model.onnx")[0].outputs for i in range(len(candidates))]
     checks = []
-    for candidate, found in zip(candidates, answers):
-        if missing := sorted(set(answers[0]) - set(found)):
+    first = BOUNDS.get(store.precision_of(candidates[0].path))
+    for candidate, outputs in zip(candidates, answers):
+        # A compiled variant in less than fp32 passes as it did when it was compiled.
+        bound = BOUNDS.get(store.precision_of(candidate.path), first) if candidate.runtime == "ort" else None
+        if missing := sorted(set(answers[0]) - set(outputs)):
             raise OpsmithError(f"{candidate.label} has no output {missing[0]!r}, which {candidates[0].label} has")
         # Some peers know only one integer type; that alone is no difference in what was computed.
-        cast = {n: found[n] if candidate.runtime == "ort" else found[n].astype(a.dtype) for n, a in answers[0].items()}
-        checks.append([compare_arrays(a, cast[n], rtol=rtol, atol=atol, name=n) for n, a in answers[0].items()])
+        cast = {
+            n: outputs[n] if candidate.runtime == "ort" else outputs[n].astype(a.dtype) for n, a in answers[0].items()
+        }
+        checks.append(
+            [compare_arrays(a, cast[n], rtol=rtol, atol=atol, bound=bound, name=n) for n, a in answers[0].items()]
+        )
     return checks

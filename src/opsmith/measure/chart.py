@@ -78,9 +78,9 @@ def nice_step(largest: float, ticks: int = 5) -> float:
     return next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw)
 
 
-def _fit(pen: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: float) -> str:
-    if pen.textlength(text, font) <= width:
-        return text
-    while text and pen.textlength(f"...{text}", font) > width:
-        text = text[1:]
-    return f"...{text}"
+def _fit(pen: ImageDraw.ImageDraw, label: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: float) -> str:
+    if pen.textlength(label, font) <= width:
+        return label
+    while label and pen.textlength(f"...{label}", font) > width:
+        label = label[1:]
+    return f"...{label}"

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opsmith import session, store
+from opsmith.check.verify import VerifyResult, verify
 from opsmith.measure import profile as profiling
 from opsmith.measure.bench import BenchResult, bench, finite
-from opsmith.measure.verify import VerifyResult, verify
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +72,18 @@ def compare(
     """Compare variant B with A: what it is made of, what it computes, how fast it is and where the time goes."""
     pair = [store.find_model(a), store.find_model(b)]
     facts = [graph_facts(path) for path in pair]
-    checked = verify(
-        *pair, rtol=rtol, atol=atol, seed=seed, shapes=dict(shapes) if shapes else 1, threads=threads
-    )  # fmt: skip
+    checked = verify(*pair, rtol=rtol, atol=atol, seed=seed, shapes=dict(shapes) if shapes else 1, threads=threads)
     timed = bench(
-        pair, threads=threads, seconds=seconds, rounds=rounds, processes=processes, shapes=shapes, seed=seed, rtol=rtol,
+        pair,
+        threads=threads,
+        seconds=seconds,
+        rounds=rounds,
+        processes=processes,
+        shapes=shapes,
+        seed=seed,
+        rtol=rtol,
         atol=atol,
-    )  # fmt: skip
+    )
     found = profiling.profile(pair, threads=threads, iterations=iterations, shapes=shapes, seed=seed)
     return CompareResult(facts[0], facts[1], checked, timed, found)
 

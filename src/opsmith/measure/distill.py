@@ -21,12 +21,13 @@ import onnx
 import onnx_ir as ir
 
 from opsmith import progress, session, store
+from opsmith.check import inputs as generate
+from opsmith.check.inputs import Array
+from opsmith.check.origins import Graph, Node, graph_of, origins
+from opsmith.check.values import random_inputs
+from opsmith.check.verify import compare_arrays
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.measure import bench
-from opsmith.measure import inputs as generate
-from opsmith.measure.inputs import Array
-from opsmith.measure.origins import Graph, Node, graph_of, origins
-from opsmith.measure.verify import compare_arrays
 
 VARIANT = "original"
 LARGE = 256  # elements; smaller tensors are scales, axes and shapes, which --light leaves alone
@@ -85,15 +86,15 @@ def distill(
     else:
         assert pattern is not None
         name, groups = pattern, find_pattern(path, graph, pattern)
-    found = [close(proto, graph, group) for group in groups]
+    occurrences = [close(proto, graph, group) for group in groups]
     feed, _ = bench.choose_inputs(path, shapes, seed)
     with progress.task("distill") as step:
         step("running the model")
-        borders = sorted({v for o in found for v in (*o.inputs, *o.outputs)})
+        borders = sorted({v for o in occurrences for v in (*o.inputs, *o.outputs)})
         tensors = fetch(path, feed, borders, threads)
         step("finding dynamic dims")
         dims = Dims(path, borders, threads, seed)
-        chosen, different = choose(proto, found, tensors, max)
+        chosen, different = choose(proto, occurrences, tensors, max)
         opened = store.open_model(path)
         written = []
         for i, occurrence in enumerate(chosen):
@@ -106,11 +107,11 @@ def distill(
                 draft.record["cut"] = {
                     "nodes": [graph.nodes[n].name for n in occurrence.nodes],
                     "occurrence": i,
-                    "occurrences": len(found),
+                    "occurrences": len(occurrences),
                 }
                 _write_data(draft, occurrence, tensors, light, threads)
             written.append(store.Variant(store.find_model(folder)))
-    return Distilled(tuple(written), len(found), different)
+    return Distilled(tuple(written), len(occurrences), different)
 
 
 def _file_name(name: str) -> str:
@@ -122,14 +123,14 @@ def _file_name(name: str) -> str:
 
 def find_function(proto: onnx.ModelProto, name: str) -> list[list[int]]:
     """Every call of a function or operator: "Gelu", "opsmith.Gelu", "LayerNormalization"."""
-    found = [[i] for i, n in enumerate(proto.graph.node) if name in (n.op_type, f"{n.domain}.{n.op_type}")]
-    if not found:
+    calls = [[i] for i, n in enumerate(proto.graph.node) if name in (n.op_type, f"{n.domain}.{n.op_type}")]
+    if not calls:
         inside = [f"{f.domain}.{f.name}" for f in proto.functions]
         hint = (
             f"its functions are {', '.join(inside)}" if inside else "it has no functions; optimize it, or use --pattern"
         )
         raise OpsmithError(f"the model calls no function or operator {name!r}", hint)
-    return found
+    return calls
 
 
 def find_between(graph: Graph, text: str) -> list[int]:
@@ -173,29 +174,29 @@ def _reachable(graph: Graph, start: int, *, forward: bool) -> set[int]:
 
 def find_pattern(path: Path, graph: Graph, name: str) -> list[list[int]]:
     """Where a rewrite rule fires: the original nodes that each match replaces."""
-    from opsmith import rewrite
-    from opsmith.rewrite import engine, passes, rules
+    from opsmith import rewriter
+    from opsmith.rewriter import engine, passes, rules
 
-    (wanted,) = rewrite.choose(3, "portable", [name]) or [r for r in rules.ALL if r.name == name]
+    rewriter.choose(3, "portable", [name])  # an unknown name is an error
+    wanted = next(r for r in rules.ALL if r.name == name)
     model = store.open_model(path)
     passes.simplify(model, raise_opset=True)
-    for rule in rules.ALL:  # a rule may need what earlier ones find: group norm + SiLU needs both
-        before = {id(node) for node in model.graph}
-        if rule.name == name or rule.level <= 2:
-            result = engine.apply(rule, model)
-        if rule.name == name:
-            break
+    for rule in rules.ALL[: rules.ALL.index(wanted)]:
+        if rule.level <= 2:  # a rule may need what earlier ones find: group norm + SiLU needs both
+            engine.apply(rule, model)
+    before = {id(node) for node in model.graph}
+    result = engine.apply(wanted, model)
     if not result.matches:
         miss = result.near_miss
         why = f"nearest at {miss.node or miss.root}: {miss.reason}" if miss else "no node that it could start from"
         raise OpsmithError(f"rule {wanted.name} does not fire in {path.name}", why)
     nodes = list(model.graph)
-    fresh = {i for i, node in enumerate(nodes) if id(node) not in before and node.op_type != "Constant"}
+    fresh = {i for i, node in enumerate(nodes) if not (id(node) in before or node.op_type == "Constant")}
     derived = Graph(tuple(_node_of(n) for n in nodes), frozenset(v.name or "" for v in model.graph.inputs))
     groups = origins(graph, derived)
     index = {node.name: i for i, node in enumerate(graph.nodes)}
-    clusters = [sorted({index[n] for i in c for n in groups[i]}) for c in _connected(derived, fresh)]
-    return [cluster for cluster in clusters if cluster]
+    clusters = (sorted({index[n] for i in c for n in groups[i]}) for c in _connected(derived, fresh))
+    return list(filter(None, clusters))
 
 
 def _node_of(node: ir.Node) -> Node:
@@ -250,11 +251,8 @@ def close(proto: onnx.ModelProto, graph: Graph, group: Iterable[int]) -> Occurre
                 inside.add(maker)
                 pending.append(maker)
     weights = {tensor.name for tensor in proto.graph.initializer}
-    copied = _shape_arithmetic(graph, inside, made_by, weights)
-    final = {value.name for value in proto.graph.output}
-    elsewhere = {v for i, node in enumerate(graph.nodes) if i not in inside for v in node.inputs} | final
-    outputs = [v for i in sorted(inside) for v in graph.nodes[i].outputs if v in elsewhere and v in live]
-    inside |= copied
+    outputs = _read_elsewhere(graph, inside, {value.name for value in proto.graph.output}, live)
+    inside |= _shape_arithmetic(graph, inside, made_by, weights)
     read = [v for i in sorted(inside) for v in graph.nodes[i].inputs]
     made = {v for i in inside for v in graph.nodes[i].outputs}
     return Occurrence(
@@ -265,10 +263,18 @@ def close(proto: onnx.ModelProto, graph: Graph, group: Iterable[int]) -> Occurre
     )
 
 
-_ARITHMETIC = {
-    "Shape", "Size", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Cast", "Add", "Sub", "Mul", "Div", "Mod",
-    "Constant", "Reshape", "Identity", "Max", "Min", "ReduceProd",
-}  # fmt: skip
+def _read_elsewhere(graph: Graph, inside: set[int], final: set[str], live: set[str]) -> list[str]:
+    """The values made inside that other nodes read, or that are outputs of the model."""
+    elsewhere = {v for i, node in enumerate(graph.nodes) if i not in inside for v in node.inputs} | final
+    return [v for i in sorted(inside) for v in graph.nodes[i].outputs if v in elsewhere and v in live]
+
+
+_ARITHMETIC = frozenset(
+    """
+    Shape Size Gather Slice Concat Unsqueeze Squeeze Cast Add Sub Mul Div Mod Constant Reshape Identity Max Min
+    ReduceProd
+    """.split()
+)
 
 
 def _shape_arithmetic(graph: Graph, inside: set[int], made_by: Mapping[str, int], weights: set[str]) -> set[int]:
@@ -288,7 +294,7 @@ def _shape_arithmetic(graph: Graph, inside: set[int], made_by: Mapping[str, int]
 
 def _sizes(graph: Graph, value: str, made_by: Mapping[str, int], weights: set[str], have: set[str]) -> set[int] | None:
     """The nodes that compute VALUE from shapes of tensors in HAVE and constants; None if anything else is needed."""
-    found: set[int] = set()
+    nodes: set[int] = set()
     pending = [value]
     while pending:
         name = pending.pop()
@@ -297,16 +303,16 @@ def _sizes(graph: Graph, value: str, made_by: Mapping[str, int], weights: set[st
         maker = made_by.get(name)
         if maker is None or graph.nodes[maker].op not in _ARITHMETIC:
             return None
-        if maker in found:
+        if maker in nodes:
             continue
-        found.add(maker)
+        nodes.add(maker)
         node = graph.nodes[maker]
         if node.op in ("Shape", "Size"):
             if node.inputs[0] not in have:
                 return None
         else:
             pending += node.inputs
-    return found
+    return nodes
 
 
 def _computed(graph: Graph) -> set[str]:
@@ -319,7 +325,7 @@ def _computed(graph: Graph) -> set[str]:
 
 
 def _closure(graph: Graph, start: set[int], made_by: Mapping[str, int], *, forward: bool) -> set[int]:
-    found = set(start)
+    reached = set(start)
     order = range(len(graph.nodes)) if forward else reversed(range(len(graph.nodes)))
     readers: dict[str, list[int]] = {}
     for i, node in enumerate(graph.nodes):
@@ -331,9 +337,9 @@ def _closure(graph: Graph, start: set[int], made_by: Mapping[str, int], *, forwa
             neighbours: Iterable[int] = (made_by[v] for v in node.inputs if v in made_by)
         else:
             neighbours = (r for v in node.outputs for r in readers.get(v, ()))
-        if any(n in found for n in neighbours):
-            found.add(i)
-    return found
+        if any(n in reached for n in neighbours):
+            reached.add(i)
+    return reached
 
 
 # --- run --------------------------------------------------------------------------------------------------
@@ -347,14 +353,14 @@ def fetch(path: Path, feed: Mapping[str, Array], names: Sequence[str], threads: 
         present = {value.name for value in proto.graph.output}
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in present)
 
-    found = {name: feed[name] for name in names if name in feed}
+    tensors = {name: feed[name] for name in names if name in feed}
     if wanted:
         running = session.load(path, threads=threads, optimize=False, edit=add_outputs)
-        found |= dict(zip(wanted, session.run(running, feed, wanted)))
-    for name, value in found.items():
+        tensors |= dict(zip(wanted, session.run(running, feed, wanted)))
+    for name, value in tensors.items():
         if not isinstance(value, np.ndarray):
             raise OpsmithError(f"value {name!r} at the border of the cut is not a tensor", "cut elsewhere")
-    return found
+    return tensors
 
 
 class Dims:
@@ -368,7 +374,7 @@ class Dims:
             specs = generate.specs(model)
             cases = generate.cases(specs, 2)
             for case in cases if len(cases) == 2 else []:
-                feed = generate.random_inputs(model, case, seed)
+                feed = random_inputs(model, case, seed)
                 tensors = fetch(path, feed, names, threads)
                 self.shapes.append({name: tensor.shape for name, tensor in tensors.items()})
         except OpsmithError:  # a model that runs on its own test data only: its dims are taken as fixed
@@ -479,11 +485,11 @@ def _write_data(
 ) -> None:
     feed = {name: tensors[name] for name in occurrence.inputs}
     running = session.load(draft.path, threads=threads, optimize=False)
-    found = dict(zip(occurrence.outputs, session.run(running, feed, occurrence.outputs)))
+    outputs = dict(zip(occurrence.outputs, session.run(running, feed, occurrence.outputs)))
     if light:  # other weights, other outputs: the small model's own are the truth
-        store.write_test_data(draft.folder, feed, found)
+        store.write_test_data(draft.folder, feed, outputs)
         return
-    for name, value in found.items():
+    for name, value in outputs.items():
         if not (check := compare_arrays(tensors[name], value, name=name)).ok:
             raise NotTheSame(f"the cut model does not give the large one's {name!r}: {check.problem}")
     store.write_test_data(draft.folder, feed, {name: tensors[name] for name in occurrence.outputs})

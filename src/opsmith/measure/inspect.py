@@ -12,9 +12,9 @@ import onnx
 import onnx_ir as ir
 
 from opsmith import session, store
+from opsmith.check.flops import Cost, flops
+from opsmith.check.inputs import Dims, Fixed
 from opsmith.errors import OpsmithError
-from opsmith.measure.flops import Cost, flops
-from opsmith.measure.inputs import Dims, Fixed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,13 +60,13 @@ def parse(text: str) -> list[GpuKernel]:
     start = next((i for i, line in enumerate(lines) if line.startswith("NVTX Range") or '"NVTX Range"' in line), None)
     if start is None:
         raise OpsmithError("nsys wrote no table of kernels by NVTX range")
-    found = []
+    kernels = []
     for row in csv.DictReader(io.StringIO("\n".join(lines[start:]))):
         name, total = row.get("Kernel Name"), row.get("Total Time (ns)")
         if name and total:
             count = int(row.get("Kern Inst") or 0)
-            found.append(GpuKernel((row["NVTX Range"] or "").lstrip(":"), name, count, float(total) / 1e3))
-    return sorted(found, key=lambda k: -k.us)
+            kernels.append(GpuKernel((row["NVTX Range"] or "").lstrip(":"), name, count, float(total) / 1e3))
+    return sorted(kernels, key=lambda k: -k.us)
 
 
 @contextlib.contextmanager
@@ -86,7 +86,7 @@ def nvtx_range(name: str) -> Iterator[None]:
 def main() -> None:
     """The process that nsys watches."""
     from opsmith import store
-    from opsmith.measure.peers.ort import OnnxRuntime
+    from opsmith.timing.peers.ort import OnnxRuntime
 
     order = json.loads(sys.argv[1])
     data = store.read_test_data(Path(order["inputs"]) / "model.onnx")[0]

@@ -1,4 +1,4 @@
-"""What this machine can do at most: fused multiply-adds per second and bytes per second.
+"""What this machine can do at most: fused multiply-adds per second, in fp32 and in bf16, and bytes per second.
 
 A small C++ program is compiled for this CPU and run once with one thread and once with all of them; the result is
 kept in the user's cache folder. `bench`, `profile` and `report` state speeds as shares of it.
@@ -14,28 +14,24 @@ import tempfile
 from pathlib import Path
 
 from opsmith import machine, settings
-from opsmith.compile.build import find_compiler
+from opsmith.compiler.build import KERNELS, find_compiler
+from opsmith.compiler.geometry import native
 from opsmith.errors import OpsmithError
-from opsmith.measure import contention
+from opsmith.timing import contention
 
-_FORMAT = 1  # raise it when the probe changes, so that old results are measured again
+_FORMAT = 2  # raise it when the probe changes, so that old results are measured again
 
 # Chains of independent multiply-adds in registers (compute), then sums and triads over buffers far larger than the
 # caches (memory). Every figure is the best of several passes: neighbours only ever make a pass slower.
 _PROBE = r"""
+#include "base.hpp"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
 typedef float vec __attribute__((vector_size(LANES * 4)));
 constexpr int CHAINS = 12, PASSES = 40, MEMORY_PASSES = 8;
 
@@ -50,7 +46,7 @@ struct Job {
   long steps;               // multiply-adds per chain
   size_t floats;            // of each buffer
   float *a, *b, *c;
-  double seconds[3];        // best of: compute, read, triad
+  double seconds[4];        // best of: compute, read, triad, compute in bf16
   float keep;
 };
 
@@ -63,6 +59,23 @@ static float compute(long steps) {
     for (int i = 0; i < CHAINS; ++i) acc[i] = acc[i] * x + y;
   }
   vec sum = acc[0];
+  for (int i = 1; i < CHAINS; ++i) sum += acc[i];
+  return sum[0];
+}
+
+static float compute_bf16(long steps) {
+  using namespace opsmith;
+  F acc[CHAINS] = {};
+  const I words = narrow_pairs(splat(0.999f), splat(1e-3f));
+  for (long s = 0; s < steps; ++s) {
+#pragma GCC unroll 12
+    for (int i = 0; i < CHAINS; ++i) {
+      acc[i] = PairDot::add_products(acc[i], words, words);
+      asm volatile("" : "+v"(acc[i]));  // or the compiler finds that all are the same
+    }
+  }
+  F sum = acc[0];
+#pragma GCC unroll 12
   for (int i = 1; i < CHAINS; ++i) sum += acc[i];
   return sum[0];
 }
@@ -89,12 +102,14 @@ static void* work(void* argument) {
     if (posix_memalign((void**)&buffers[i], 4096, bytes)) exit(1);
     for (size_t k = 0; k < job->floats; ++k) buffers[i][k] = (float)(k % 7);
   }
-  for (int what = 0; what < 3; ++what) {
+  for (int what = 0; what < (opsmith::PairDot::fast ? 4 : 3); ++what) {
     job->seconds[what] = 1e30;
-    for (int pass = 0; pass < (what == 0 ? PASSES : MEMORY_PASSES); ++pass) {
+    for (int pass = 0; pass < (what % 3 == 0 ? PASSES : MEMORY_PASSES); ++pass) {
       pthread_barrier_wait(job->barrier);
       double start = now();
       if (what == 0) job->keep += compute(job->steps);
+      if constexpr (opsmith::PairDot::fast)
+        if (what == 3) job->keep += compute_bf16(job->steps);
       if (what == 1) job->keep += read_all(buffers[0], job->floats);
       if (what == 2) triad(buffers[0], buffers[1], buffers[2], job->floats), job->keep += buffers[0][pass];
       pthread_barrier_wait(job->barrier);  // everyone's time is that of the slowest thread
@@ -120,8 +135,9 @@ int main(int count, char** arguments) {
   }
   for (int t = 0; t < threads; ++t) pthread_join(ids[t], nullptr);
   double flops = 2.0 * LANES * CHAINS * (double)steps * threads, bytes = 4.0 * floats * threads;
-  printf("{\"flops\": %.6g, \"read\": %.6g, \"triad\": %.6g, \"keep\": %g}\n", flops / jobs[0].seconds[0],
-         bytes / jobs[0].seconds[1], 3 * bytes / jobs[0].seconds[2], jobs[0].keep);
+  double bf16 = opsmith::PairDot::fast ? 2 * flops / jobs[0].seconds[3] : 0;
+  printf("{\"flops\": %.6g, \"read\": %.6g, \"triad\": %.6g, \"bf16\": %.6g, \"keep\": %g}\n", flops / jobs[0].seconds[0],
+         bytes / jobs[0].seconds[1], 3 * bytes / jobs[0].seconds[2], bf16, jobs[0].keep);
 }
 """
 
@@ -134,6 +150,11 @@ class Limits:
     flops: float
     read: float
     triad: float
+    bf16: float = 0.0  # as flops, of products in bf16; 0 where the CPU has none
+
+    def arithmetic(self, precision: str) -> float:
+        """The peak of products in this precision."""
+        return self.bf16 if precision == "bf16" and self.bf16 else self.flops
 
     @property
     def bandwidth(self) -> float:
@@ -154,7 +175,9 @@ class Peak:
         scale = threads / nearest.threads
         # Memory does not scale with threads beyond what all cores reached.
         memory = min(scale, 1.0)
-        return Limits(threads, nearest.flops * scale, nearest.read * memory, nearest.triad * memory)
+        return Limits(
+            threads, nearest.flops * scale, nearest.read * memory, nearest.triad * memory, nearest.bf16 * scale
+        )
 
 
 def cache_file() -> Path:
@@ -195,7 +218,8 @@ def _best(old: Peak | None, new: Limits) -> Limits:
     before = old.limits.get(new.threads) if old else None
     if before is None:
         return new
-    return Limits(new.threads, max(before.flops, new.flops), max(before.read, new.read), max(before.triad, new.triad))
+    figures = dataclasses.asdict(new)
+    return Limits(**{name: max(value, getattr(before, name)) for name, value in figures.items()})
 
 
 def _children_seconds() -> float:
@@ -207,7 +231,8 @@ def _build(folder: Path) -> Path:
     source, program = folder / "peak.cpp", folder / "peak"
     source.write_text(_PROBE, encoding="utf-8")
     tool = find_compiler()
-    flags = ["-x", "c++", "-std=c++20", "-O3", "-march=native", "-pthread"]
+    flags = ["-x", "c++", "-std=c++20", "-O3", "-march=native", "-pthread", f"-DLANES={native().lanes}"]
+    flags += ["-Wno-psabi", f"-I{KERNELS}"]
     # No part of the C++ library is used; linking zig's would take minutes the first time.
     flags += ["-nostdlib++"] if "ziglang" in tool.command else []
     command = [*tool.command, *flags, str(source), "-o", str(program)]
@@ -223,4 +248,4 @@ def _run(program: Path, threads: int) -> dict[str, float]:
     if done.returncode:
         raise OpsmithError(f"the probe of the machine's peak ended with code {done.returncode}")
     found = json.loads(done.stdout)
-    return {key: float(found[key]) for key in ("flops", "read", "triad")}
+    return {key: float(found[key]) for key in ("flops", "read", "triad", "bf16")}

@@ -63,10 +63,10 @@ class Wanted:
         variant, *parts = text.split("@")
         steps, size = None, None
         for part in parts:
-            if found := re.fullmatch(r"steps=([1-9]\d{0,3})", part):
-                steps = int(found[1])
-            elif found := re.fullmatch(r"size=([1-9]\d{0,4})x([1-9]\d{0,4})", part):
-                size = int(found[1]), int(found[2])
+            if matched := re.fullmatch(r"steps=([1-9]\d{0,3})", part):
+                steps = int(matched[1])
+            elif matched := re.fullmatch(r"size=([1-9]\d{0,4})x([1-9]\d{0,4})", part):
+                size = int(matched[1]), int(matched[2])
             else:
                 raise OpsmithError(f"{text!r} is not understood", "VARIANT, VARIANT@steps=10 or VARIANT@size=64x64")
         return cls(variant, steps, size)
@@ -113,7 +113,7 @@ def score_pictures(
     *,
     seeds: Sequence[int] = (0, 1),
     steps: int = 25,
-    guidance: float = 7.5,
+    guidance: float | None = None,
     clip: store.PathLike | None = None,
     threads: int | None = None,
 ) -> list[PictureScore]:
@@ -133,9 +133,16 @@ def score_pictures(
         for name, want in zip(variants, wanted):
             step(name)
             order = {
-                "folder": str(folder), "variant": want.variant, "prompts": list(prompts), "seeds": [int(s) for s in seeds],
-                "steps": want.steps or steps, "size": want.size, "guidance": guidance, "threads": threads, "out": out,
-            }  # fmt: skip
+                "folder": str(folder),
+                "variant": want.variant,
+                "prompts": list(prompts),
+                "seeds": [int(s) for s in seeds],
+                "steps": want.steps or steps,
+                "size": want.size,
+                "guidance": guidance,
+                "threads": threads,
+                "out": out,
+            }
             answer = alone.ask("opsmith.measure.score_pictures", order, name)
             images = [pictures.read(file) for file in answer["files"]]
             if base:
@@ -144,18 +151,31 @@ def score_pictures(
             seen = [judge.look(image) for image in images]
             clips = [100 * float(whole @ asked[i // len(seeds)]) for i, (whole, _) in enumerate(seen)]
             row = PictureScore(
-                name, float(np.mean(clips)), None, None, None, float(np.median(answer["step_seconds"])),
-                float(np.median(answer["seconds"])), answer["bytes"], answer["peak_rss"], images,
-            )  # fmt: skip
+                name,
+                float(np.mean(clips)),
+                None,
+                None,
+                None,
+                float(np.median(answer["step_seconds"])),
+                float(np.median(answer["seconds"])),
+                answer["bytes"],
+                answer["peak_rss"],
+                images,
+            )
             now = [(np.asarray(image), features) for image, (_, features) in zip(images, seen)]
-            if base:
-                row.psnr = float(np.mean([min(pictures.psnr(a, b), 100.0) for (a, _), (b, _) in zip(now, base)]))
-                row.ssim = float(np.mean([ssim(a, b) for (a, _), (b, _) in zip(now, base)]))
-                row.distance = float(np.mean([((f - g) ** 2).sum(-1).mean() for (_, f), (_, g) in zip(now, base)]))
-            else:
-                base = now
+            _set_distances(row, now, base)
+            base = base or now
             rows.append(row)
     return rows
+
+
+def _set_distances(row: PictureScore, now: list[tuple[Array, Array]], base: list[tuple[Array, Array]]) -> None:
+    """Of pictures and their features to those of the first variant, which itself has none."""
+    pairs = [(a, b, f, g) for (a, f), (b, g) in zip(now, base)]
+    if pairs:
+        row.psnr = float(np.mean([min(pictures.psnr(a, b), 100.0) for a, b, _, _ in pairs]))
+        row.ssim = float(np.mean([ssim(a, b) for a, b, _, _ in pairs]))
+        row.distance = float(np.mean([((f - g) ** 2).sum(-1).mean() for _, _, f, g in pairs]))
 
 
 _ENLARGE = Image.Resampling.BICUBIC
@@ -163,7 +183,7 @@ _ENLARGE = Image.Resampling.BICUBIC
 
 def _make(order: dict[str, Any]) -> dict[str, Any]:
     """All pictures of one row, in this process."""
-    from opsmith.measure.worker import memory
+    from opsmith.timing.worker import memory
 
     app = DiffusionApp(order["folder"], variant=order["variant"], threads=order["threads"])
     width, height = order["size"] or (None, None)
@@ -180,9 +200,7 @@ def _make(order: dict[str, Any]) -> dict[str, Any]:
             steps += made.step_seconds
             seconds.append(made.seconds)
     size = sum(session.size_on_disk(path) for name, path in app.paths.items() if name != "vae_encoder")
-    return {
-        "files": files, "step_seconds": steps, "seconds": seconds, "bytes": size, "peak_rss": memory("VmHWM"),
-    }  # fmt: skip
+    return {"files": files, "step_seconds": steps, "seconds": seconds, "bytes": size, "peak_rss": memory("VmHWM")}
 
 
 def contact_sheet(rows: Sequence[PictureScore]) -> Image.Image:
@@ -206,8 +224,8 @@ def ssim(a: Array, b: Array) -> float:
 
 
 def _unit(array: Any) -> Array:
-    found = np.asarray(array, np.float32)
-    return np.asarray(found / np.maximum(np.linalg.norm(found, axis=-1, keepdims=True), 1e-12))
+    vectors = np.asarray(array, np.float32)
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12))
 
 
 if __name__ == "__main__":

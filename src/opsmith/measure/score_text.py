@@ -77,8 +77,8 @@ def score_text(
     if not Path(text).is_file():
         raise OpsmithError(f"the text {text} does not exist")
     read_text(Path(text))
-    if tokens < 2 or decode < 1 or (window is not None and window < 2):
-        raise OpsmithError("too few tokens to score", "at least 2 per window and 1 to decode")
+    if tokens < 2 or decode < 2 or (window is not None and window < 2):
+        raise OpsmithError("too few tokens to score", "at least 2 per window and 2 to decode")
     plain = {choose_variant(Path(m)) for m in without_cache}
     paths = [choose_variant(Path(m)) for m in models]
     runs = [(path, cached) for path in paths for cached in ([False, True] if path in plain else [True])]
@@ -90,9 +90,16 @@ def score_text(
             step(str(path.parent.name))
             logits_file = Path(folder) / f"{i}.npy"
             order = {
-                "model": str(path), "text": str(text), "tokens": tokens, "window": window, "decode": decode,
-                "keywords": list(keywords), "threads": threads, "logits": str(logits_file), "cached": cached,
-            }  # fmt: skip
+                "model": str(path),
+                "text": str(text),
+                "tokens": tokens,
+                "window": window,
+                "decode": decode,
+                "keywords": list(keywords),
+                "threads": threads,
+                "logits": str(logits_file),
+                "cached": cached,
+            }
             answer = alone.ask("opsmith.measure.score_text", order, str(path))
             logits: Array = np.load(logits_file, mmap_mode="r")
             if reference is None:
@@ -119,27 +126,32 @@ def _row(path: Path, answer: dict[str, Any], reference: Array, logits: Array) ->
         loss -= float(part[np.arange(len(chosen)), chosen].sum())
     kl, top1 = next_token(reference, logits)
     return TextScore(
-        path.parent.name, float(np.exp(loss / len(targets))), kl, top1, answer["distinct2"], answer["keyword_hits"],
-        session.size_on_disk(path), answer["peak_rss"], answer["prompt_speed"], answer["decode_speed"], len(targets),
-    )  # fmt: skip
+        path.parent.name,
+        float(np.exp(loss / len(targets))),
+        kl,
+        top1,
+        answer["distinct2"],
+        answer["keyword_hits"],
+        session.size_on_disk(path),
+        answer["peak_rss"],
+        answer["prompt_speed"],
+        answer["decode_speed"],
+        len(targets),
+    )
 
 
 # --- tables ----------------------------------------------------------------------------------------------
 
-HEADINGS = (
-    "model", "perplexity", "KL", "top-1", "distinct-2", "hits", "MB", "RSS MB", "prompt t/s", "decode t/s",
-)  # fmt: skip
+HEADINGS = ("model", "perplexity", "KL", "top-1", "distinct-2", "hits", "MB", "RSS MB", "prompt t/s", "decode t/s")
 
 
 def cells(row: TextScore) -> list[str]:
     def share(value: float | None) -> str:
         return "" if value is None else f"{value:.1%}"
 
-    return [
-        row.name, f"{row.perplexity:.3f}", f"{row.kl:.5f}", share(row.top1), share(row.distinct2),
-        share(row.keyword_hits), f"{row.size / 1e6:.1f}", f"{row.peak_rss / 1e6:.0f}", f"{row.prompt_speed:.0f}",
-        f"{row.decode_speed:.1f}",
-    ]  # fmt: skip
+    quality = [f"{row.perplexity:.3f}", f"{row.kl:.5f}", *map(share, (row.top1, row.distinct2, row.keyword_hits))]
+    memory = [f"{row.size / 1e6:.1f}", f"{row.peak_rss / 1e6:.0f}"]
+    return [row.name, *quality, *memory, f"{row.prompt_speed:.0f}", f"{row.decode_speed:.1f}"]
 
 
 def markdown(rows: Sequence[TextScore]) -> str:
@@ -149,20 +161,20 @@ def markdown(rows: Sequence[TextScore]) -> str:
 
 def csv_text(rows: Sequence[TextScore]) -> str:
     """Unrounded, under the names of TextScore's fields."""
-    out = io.StringIO()
+    lines = io.StringIO()
     names = [f.name for f in dataclasses.fields(TextScore)]
-    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer = csv.DictWriter(lines, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(dataclasses.asdict(r) for r in rows)
-    return out.getvalue()
+    return lines.getvalue()
 
 
 # --- the child's side ------------------------------------------------------------------------------------
 
 
 def _measure(order: dict[str, Any]) -> dict[str, Any]:
-    from opsmith.measure.worker import memory
     from opsmith.pipelines.text import TextGenerator
+    from opsmith.timing.worker import memory
 
     generator = TextGenerator(order["model"], threads=order["threads"])
     text = Path(order["text"]).read_text(encoding="utf-8")
@@ -177,9 +189,13 @@ def _measure(order: dict[str, Any]) -> dict[str, Any]:
     distinct, hits = _generated(generator, order["keywords"])
     targets = _score_windows(generator, ids, window, Path(order["logits"]))
     return {
-        "targets": targets, "peak_rss": peak, "prompt_speed": prompt_speed, "decode_speed": decode_speed,
-        "distinct2": distinct, "keyword_hits": hits,
-    }  # fmt: skip
+        "targets": targets,
+        "peak_rss": peak,
+        "prompt_speed": prompt_speed,
+        "decode_speed": decode_speed,
+        "distinct2": distinct,
+        "keyword_hits": hits,
+    }
 
 
 def _speed(generator: TextGenerator, ids: list[int], decode: int) -> tuple[float, float]:
@@ -190,12 +206,12 @@ def _speed(generator: TextGenerator, ids: list[int], decode: int) -> tuple[float
     prompt = generator.tokenizer.decode(ids[: max(1, min(64, room - 8))])
     prompts, decodes = [], []
     for turn in range(ROUNDS + 1):
-        generator.generate(prompt, max_new_tokens=decode)
+        generator.generate(prompt, max_new_tokens=decode, ends=())  # a text that ends early has no speed
         speed = generator.speed
         if turn:
             prompts.append(speed.prompt_tokens / max(speed.prompt_seconds, 1e-9))
             # The first token comes from the prompt's pass.
-            decodes.append(max(speed.decode_tokens - 1, 0) / max(speed.decode_seconds, 1e-9))
+            decodes.append((speed.decode_tokens - 1) / max(speed.decode_seconds, 1e-9))
     return statistics.median(prompts), statistics.median(decodes)
 
 
@@ -220,24 +236,27 @@ def _speed_without_cache(generator: TextGenerator, ids: list[int], decode: int) 
 
 def _generated(generator: TextGenerator, keywords: Sequence[str]) -> tuple[float | None, float | None]:
     """distinct-2 and the share of texts that hold their keyword, in the first try of the prompt writer's style."""
-    from opsmith.pipelines.prompts import contains, is_world, load_style
+    from opsmith.pipelines.prompts import contains, style_of
     from opsmith.pipelines.sampling import Sampling
 
     if not keywords:
         return None, None
-    style = load_style("world" if is_world(generator) else "general")
+    style = style_of(generator)
     pairs: list[tuple[str, str]] = []
     hits = []
     for seed, keyword in enumerate(keywords):
         sampling = Sampling(style.temperature, 0, style.top_p, 0.0, style.repetition_penalty, 0, seed)
         texts = generator.generate(
-            style.template.format(keyword=keyword), n=PER_KEYWORD, max_new_tokens=style.max_new_tokens,
-            sampling=sampling, stop=style.stop,
-        )  # fmt: skip
-        for found in texts:
-            words = found.text.lower().split()
+            style.template.format(keyword=keyword),
+            n=PER_KEYWORD,
+            max_new_tokens=style.max_new_tokens,
+            sampling=sampling,
+            stop=style.stop,
+        )
+        for generation in texts:
+            words = generation.text.lower().split()
             pairs += itertools.pairwise(words)
-            hits.append(contains(found.text, keyword))
+            hits.append(contains(generation.text, keyword))
     return len(set(pairs)) / max(1, len(pairs)), sum(hits) / len(hits)
 
 

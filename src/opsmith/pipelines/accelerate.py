@@ -6,7 +6,7 @@
     swap     unet.forward, vae.decode, text_encoder.forward: same signatures, torch tensors in and out
 
 A call with arguments that the compiled component does not know (LoRA scales, control nets, clip_skip) goes to the
-original, with a warning. The only file of `pipelines` that imports torch, and only when it is used.
+original, with a warning, and so does every call once the weights of the live component have changed. The only file of `pipelines` that imports torch, and only when it is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime as ort
@@ -31,6 +31,7 @@ from opsmith.pipelines.create import compile_components
 from opsmith.pipelines.text import choose_variant
 
 Array = np.ndarray[Any, Any]
+Pipe = TypeVar("Pipe")  # a class of diffusers; the caller gets back what was given
 
 _SWAPPED = (("text_encoder", "forward"), ("unet", "forward"), ("vae", "decode"))
 _NEEDED = ("text_encoder", "unet", "vae_decoder")
@@ -42,7 +43,7 @@ class TorchNoise:
 
     def __init__(self, seed: int) -> None:
         if importlib.util.find_spec("torch") is None:
-            raise OpsmithError("torch's noise needs torch", 'pip install "opsmith[export]"')
+            raise OpsmithError("torch's noise needs torch", 'pip install ".[export]"')
         import torch
 
         self._torch = torch
@@ -54,15 +55,17 @@ class TorchNoise:
 
 
 def accelerate(
-    pipe: Any,
+    pipe: Pipe,
     *,
     folder: store.PathLike | None = None,
     search: int = 0,
     regions: str = "auto",
+    precision: str | None = None,
     threads: int | None = None,
-) -> Any:
+) -> Pipe:
     """Swap the components of PIPE, in place, and return it. FOLDER keeps the compiled pipeline, instead of the cache folder."""
-    parts = {name: getattr(pipe, name, None) for name in ("text_encoder", "unet", "vae")}
+    live: Any = pipe
+    parts = {name: getattr(live, name, None) for name in ("text_encoder", "unet", "vae")}
     for name, part in parts.items():
         if part is None:
             raise OpsmithError(f"the pipeline has no {name}", "Stable Diffusion v1.x and v2.x pipelines are supported")
@@ -74,17 +77,79 @@ def accelerate(
     if not (home / "model_index.json").is_file():
         with tempfile.TemporaryDirectory(prefix="opsmith-") as temporary:
             source = Path(temporary) / "pipeline"
-            pipe.save_pretrained(source)
+            live.save_pretrained(source)
             opsmith.export(source, home)
-    compile_components(home, _NEEDED, search=search, regions=regions)
+    compile_components(home, _NEEDED, search=search, regions=regions, precision=precision)
     loaded = {name: session.load(choose_variant(home / name), threads=threads) for name in _NEEDED}
-    pipe.text_encoder.forward = _text_encoder(pipe.text_encoder.forward, loaded["text_encoder"])
-    pipe.unet.forward = _unet(pipe.unet.forward, loaded["unet"])
-    pipe.vae.decode = _vae_decoder(pipe.vae.decode, loaded["vae_decoder"])
+    live.text_encoder.forward = _fresh(live.text_encoder, "forward", _text_encoder, loaded["text_encoder"])
+    live.unet.forward = _fresh(live.unet, "forward", _unet, loaded["unet"])
+    live.vae.decode = _fresh(live.vae, "decode", _vae_decoder, loaded["vae_decoder"])
     return pipe
 
 
-def restore(pipe: Any) -> Any:
+def _fresh(
+    part: Any, method: str, swap: Callable[..., Callable[..., Any]], loaded: ort.InferenceSession
+) -> Callable[..., Any]:
+    """The compiled METHOD of PART, as long as its weights are those that were compiled."""
+    original = getattr(part, method)
+    compiled, weights = swap(original, loaded), Weights(part)
+
+    def call(*args: Any, **others: Any) -> Any:
+        if not weights.changed():
+            return compiled(*args, **others)
+        name = type(part).__name__
+        warnings.warn(f"opsmith: the weights of {name} changed; the original ran, accelerate(pipe) again", stacklevel=3)
+        return original(*args, **others)
+
+    return _marked(call)
+
+
+SAMPLED = 16  # elements of each tensor
+
+
+class Weights:
+    """What the weights of a live component were. Adapters are loaded and merged in many ways, some of which torch's own counters
+    do not see, so that a few numbers of every tensor are looked at, too."""
+
+    def __init__(self, part: Any) -> None:
+        self._part = part
+        self._tensors = self._now()
+        self._flat = [self._flatten(t) for t in self._tensors]
+        self._places = [np.linspace(0, max(f.size - 1, 0), min(SAMPLED, f.size)).astype(np.int64) for f in self._flat]
+        self._seen = self._look()
+
+    def changed(self) -> bool:
+        now = self._now()
+        if len(now) != len(self._tensors) or any(a is not b for a, b in zip(now, self._tensors)):
+            return True
+        pointers = [t.data_ptr() for t in now]
+        return (pointers, self._versions()) != self._seen[:2] or not np.array_equal(self._samples(), self._seen[2])
+
+    def _now(self) -> list[Any]:
+        return [*self._part.parameters(), *self._part.buffers()]
+
+    def _look(self) -> tuple[list[int], list[int], Array]:
+        return [t.data_ptr() for t in self._tensors], self._versions(), self._samples()
+
+    def _versions(self) -> list[int]:
+        return [0 if t.is_inference() else t._version for t in self._tensors]
+
+    def _samples(self) -> Array:
+        return np.concatenate([f[p] for f, p in zip(self._flat, self._places)] or [np.zeros(0, np.uint8)])
+
+    @staticmethod
+    def _flatten(tensor: Any) -> Array:
+        """The tensor's own memory as integers, which compare equal for NaN, too."""
+        import torch
+
+        plain = tensor.detach()
+        if plain.dim() == 4 and not plain.is_contiguous():  # images' weights, channels last
+            plain = plain.permute(0, 2, 3, 1)
+        integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]
+        return np.asarray(plain.reshape(-1).view(integers).numpy())
+
+
+def restore(pipe: Pipe) -> Pipe:
     """Undo `accelerate`; a pipeline that was not accelerated stays as it is."""
     for name, method in _SWAPPED:
         part = getattr(pipe, name, None)
@@ -120,31 +185,27 @@ def _unet(original: Callable[..., Any], loaded: ort.InferenceSession) -> Callabl
         if len(set(when.reshape(-1).tolist())) > 1:
             _warn("unet", ["several timesteps"])
             return original(sample, timestep, encoder_hidden_states, return_dict=return_dict)
-        feeds = {
-            "sample": sample,
-            "timestep": when.reshape(-1)[:1],
-            "encoder_hidden_states": encoder_hidden_states,
-        }
-        found = _run(loaded, feeds, sample.dtype)[0]
+        feeds = {"sample": sample, "timestep": when.reshape(-1)[:1], "encoder_hidden_states": encoder_hidden_states}
+        noise = _run(loaded, feeds, sample.dtype)[0]
         if not return_dict:
-            return (found,)
+            return (noise,)
         from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 
-        return UNet2DConditionOutput(sample=found)
+        return UNet2DConditionOutput(sample=noise)
 
-    return _marked(forward)
+    return forward
 
 
 def _vae_decoder(original: Callable[..., Any], loaded: ort.InferenceSession) -> Callable[..., Any]:
     def decode(z: Any, return_dict: bool = True, generator: Any = None) -> Any:
-        found = _run(loaded, {"latent_sample": z}, z.dtype)[0]
+        pixels = _run(loaded, {"latent_sample": z}, z.dtype)[0]
         if not return_dict:
-            return (found,)
+            return (pixels,)
         from diffusers.models.autoencoders.vae import DecoderOutput
 
-        return DecoderOutput(sample=found)
+        return DecoderOutput(sample=pixels)
 
-    return _marked(decode)
+    return decode
 
 
 def _text_encoder(original: Callable[..., Any], loaded: ort.InferenceSession) -> Callable[..., Any]:
@@ -162,10 +223,10 @@ def _text_encoder(original: Callable[..., Any], loaded: ort.InferenceSession) ->
         import torch
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-        found = _run(loaded, {"input_ids": input_ids}, torch.float32)
-        return BaseModelOutputWithPooling(last_hidden_state=found[0], pooler_output=found[1])
+        states = _run(loaded, {"input_ids": input_ids}, torch.float32)
+        return BaseModelOutputWithPooling(last_hidden_state=states[0], pooler_output=states[1])
 
-    return _marked(forward)
+    return forward
 
 
 def _given(arguments: Mapping[str, Any]) -> list[str]:
@@ -174,7 +235,7 @@ def _given(arguments: Mapping[str, Any]) -> list[str]:
 
 def _warn(part: str, unknown: list[str]) -> None:
     warnings.warn(
-        f"opsmith: the compiled {part} does not take {', '.join(unknown)}; the original ran instead", stacklevel=4
+        f"opsmith: the compiled {part} does not take {', '.join(unknown)}; the original ran instead", stacklevel=5
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from opsmith.errors import OpsmithError
-from opsmith.pipelines.tokenizer import load_tokenizer
+from opsmith.pipelines.tokenizer import encode, load_tokenizer
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 
@@ -38,7 +38,7 @@ class ClipTokenizer:
 
     def words(self, text: str) -> list[int]:
         """The ids of the text alone."""
-        return [int(i) for i in self.inner.encode(text, add_special_tokens=False).ids]
+        return encode(self.inner, text, special=False)
 
     def enclosed(self, text: str, longest: int) -> tuple[list[int], bool]:
         """start, text, end; and whether the text had to be cut to fit into LONGEST ids."""
@@ -75,7 +75,7 @@ def _from_vocabulary(folder: Path) -> Any:
 
 def _special_tokens(folder: Path) -> dict[str, Any]:
     """bos_token, eos_token, pad_token and model_max_length, as tokenizer_config.json and its older sibling hold them."""
-    found: dict[str, Any] = {}
+    tokens: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         file = folder / name
         try:
@@ -87,5 +87,5 @@ def _special_tokens(folder: Path) -> dict[str, Any]:
             if isinstance(value, dict):  # an added token with its flags
                 value = value.get("content")
             if value is not None:
-                found[key] = value
-    return found
+                tokens[key] = value
+    return tokens

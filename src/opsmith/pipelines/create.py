@@ -41,6 +41,7 @@ def create_stable_diffusion(
     width: int | None = None,
     search: int = 0,
     regions: str = "auto",
+    precision: str | None = None,
     folder: store.PathLike | None = None,
     threads: int | None = None,
     low_memory: bool = False,
@@ -58,14 +59,22 @@ def create_stable_diffusion(
         home = Path(folder) if folder is not None else settings.cache_folder("pipelines") / _key(source)
         if not (home / "model_index.json").is_file():
             opsmith.export(source, home)
-    compile_components(home, search=search, regions=regions)
+    compile_components(home, search=search, regions=regions, precision=precision)
     app = StableDiffusion(home, threads=threads, low_memory=low_memory)
     app.height, app.width = height, width
     return app
 
 
-def compile_components(home: Path, names: Sequence[str] = COMPILED, *, search: int = 0, regions: str = "auto") -> None:
-    """Every component gets a compiled variant, unless it has one for this search level."""
+def compile_components(
+    home: Path,
+    names: Sequence[str] = COMPILED,
+    *,
+    search: int = 0,
+    regions: str = "auto",
+    precision: str | None = None,
+) -> None:
+    """Every component gets a compiled variant, unless it has one for this search level and precision."""
+    wanted = {"search": search, "regions": regions, "precision": settings.get(precision=precision).precision}
     with progress.task("compile", total=len(names)) as step:
         for name in names:
             step(name)
@@ -77,8 +86,8 @@ def compile_components(home: Path, names: Sequence[str] = COMPILED, *, search: i
                 continue
             dest = home / name / f"{plain[-1].name}_compiled"
             made = store.read_record(dest / "model.onnx").get("options") or {}
-            if made.get("search") != search or made.get("regions") != regions:
-                opsmith.compile(plain[-1], dest, search=search, regions=regions)
+            if {k: made.get(k, "fp32" if k == "precision" else None) for k in wanted} != wanted:
+                opsmith.compile(plain[-1], dest, search=search, regions=regions, precision=precision)
 
 
 def _key(source: str | os.PathLike[str]) -> str:

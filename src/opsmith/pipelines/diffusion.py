@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,7 +31,7 @@ from opsmith import machine, session, store
 from opsmith.errors import OpsmithError
 from opsmith.pipelines import schedulers
 from opsmith.pipelines.clip_tokenizer import ClipTokenizer
-from opsmith.pipelines.text import choose_variant
+from opsmith.pipelines.text import choose_variant, read_config
 
 Array = np.ndarray[Any, Any]
 Preview = Callable[[], Image.Image]
@@ -60,6 +59,27 @@ class Generated:
     step_seconds: list[float]
     seconds: float
     remarks: list[str]
+
+
+@dataclasses.dataclass
+class _Batch:
+    """Pictures that are made together."""
+
+    plans: list[schedulers.Scheduler]  # one per picture: some keep a history, and each draws from its own source
+    sources: list[Noise]
+    noise: list[Array]  # [4,h,w]
+    clean: list[Array]  # [4,h,w] the picture to start from, or none
+    latents: list[Array]  # [4,h,w]
+    mask: Array | None  # [1,h,w]
+    seen: Array | None  # [B,5,h,w] what an inpainting UNet reads beside the latents
+
+    def follow_picture(self, step: int) -> None:
+        """What is not painted anew gets the picture's latents, with the noise that is left after STEP."""
+        assert self.mask is not None
+        outside = self.clean
+        if step + 1 < len(self.plans[0].timesteps):
+            outside = [p.add_noise(step + 1, c, z) for p, c, z in zip(self.plans, self.clean, self.noise)]
+        self.latents = [(1 - self.mask) * k + self.mask * z for k, z in zip(outside, self.latents)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,11 +123,15 @@ class DiffusionApp:
             self.paths["vae_encoder"] = self._find("vae_encoder", variant)
         self._sessions: dict[str, ort.InferenceSession] = {}
         self.scheduler_config = schedulers.read_config(self.folder / "scheduler")
-        unet, vae = self._config("unet"), self._config("vae_decoder") or self._config("vae")
-        text = self._config("text_encoder")
         self.tokenizer = ClipTokenizer(self.folder / "tokenizer")
-        limits = [self.tokenizer.longest, text.get("max_position_embeddings")]
+        limits = [self.tokenizer.longest, self._config("text_encoder").get("max_position_embeddings")]
         self.text_length = min([int(n) for n in limits if n] or [77])
+        defaults = read_config(self.folder / "generation_config.json")
+        self.guidance = float(defaults.get("guidance_scale", 7.5))
+        self._read_sizes(self._config("unet"), self._config("vae_decoder") or self._config("vae"))
+
+    def _read_sizes(self, unet: Mapping[str, Any], vae: Mapping[str, Any]) -> None:
+        """What the configs say; Stable Diffusion's where they do not."""
         self.scaling = float(vae.get("scaling_factor") or 0.18215)
         self.vae_channels = [int(c) for c in vae.get("block_out_channels") or (128, 256, 512, 512)]
         self.latent_channels = int(vae.get("latent_channels") or 4)
@@ -162,12 +186,7 @@ class DiffusionApp:
         return {name: _hash(path) for name, path in self.paths.items()}
 
     def _config(self, name: str) -> dict[str, Any]:
-        file = self.folder / name / "config.json"
-        try:
-            found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        except ValueError as error:
-            raise OpsmithError(f"{file} is not valid JSON: {error}") from error
-        return found if isinstance(found, dict) else {}
+        return read_config(self.folder / name / "config.json")
 
     def component(self, name: str) -> ort.InferenceSession:
         """Loaded when it is first needed."""
@@ -205,7 +224,7 @@ class DiffusionApp:
         negative_prompt: str = "",
         *,
         steps: int = 25,
-        guidance: float = 7.5,
+        guidance: float | None = None,
         height: int | None = None,
         width: int | None = None,
         seed: int = 0,
@@ -218,7 +237,7 @@ class DiffusionApp:
         callback: Callback | None = None,
         torch_noise: bool = False,
     ) -> Generated:
-        """N pictures, BATCH at a time. Guidance 1 skips the negative prompt and halves the work.
+        """N pictures, BATCH at a time. Guidance 1 skips the negative prompt and halves the work; by default it is the pipeline's own.
 
         INIT alone: picture to picture, STRENGTH (0.8) of its noise. INIT and MASK: white parts are painted anew (strength 1).
         CALLBACK(step, total, preview) is called after every step, counted over all batches; it returns False to cancel,
@@ -227,7 +246,17 @@ class DiffusionApp:
         """
         started = time.perf_counter()
         job = self._check(
-            prompt, negative_prompt, steps, guidance, height, width, scheduler, init, strength, mask, torch_noise
+            prompt,
+            negative_prompt,
+            steps,
+            self.guidance if guidance is None else guidance,
+            height,
+            width,
+            scheduler,
+            init,
+            strength,
+            mask,
+            torch_noise,
         )
         if n < 1 or batch < 1:
             raise OpsmithError(f"{n} pictures, {batch} at a time, are not possible", "both are 1 or more")
@@ -274,6 +303,30 @@ class DiffusionApp:
             raise OpsmithError(f"{steps} steps are not possible", "give 1 or more")
         if not np.isfinite(guidance) or guidance < 0:
             raise OpsmithError(f"a guidance of {guidance} is not possible", "1 is none, 7.5 is usual")
+        self._check_pictures(init, mask)
+        tall, wide = self._check_size(height, width, init)
+        if strength is None:
+            strength = 1.0 if mask is not None or init is None else 0.8
+        if not 0 < strength <= 1:
+            raise OpsmithError(f"a strength of {strength} is not possible", "above 0, at most 1")
+        unit = self.factor * self.halved
+        padded = (-(-tall // unit) * unit, -(-wide // unit) * unit)
+        return _Job(
+            prompt=prompt,
+            negative=negative,
+            steps=steps,
+            guidance=guidance,
+            height=tall,
+            width=wide,
+            padded=padded,
+            strength=strength,
+            scheduler=scheduler,
+            init=None if init is None else _pixels(init, tall, wide, padded),
+            mask=None if mask is None else _mask(mask, tall, wide, padded),
+            torch_noise=torch_noise,
+        )
+
+    def _check_pictures(self, init: Image.Image | None, mask: Image.Image | None) -> None:
         if init is not None:
             self.check_paints()
         if mask is not None and init is None:
@@ -286,24 +339,16 @@ class DiffusionApp:
             raise OpsmithError(
                 f"the mask is {mask.width}x{mask.height}, the picture {init.width}x{init.height}", "they must be equal"
             )
+
+    def _check_size(self, height: int | None, width: int | None, init: Image.Image | None) -> tuple[int, int]:
+        """(height, width) of the picture."""
         default = (self.native[0], self.native[1]) if init is None else tuple(s // 8 * 8 for s in init.size[::-1])
         tall, wide = height if height is not None else default[0], width if width is not None else default[1]
         if tall < 8 or wide < 8 or tall % 8 or wide % 8:
             raise OpsmithError(
                 f"a picture of {wide}x{tall} is not possible", "both sides are multiples of 8, from 8 up"
             )
-        if strength is None:
-            strength = 1.0 if mask is not None or init is None else 0.8
-        if not 0 < strength <= 1:
-            raise OpsmithError(f"a strength of {strength} is not possible", "above 0, at most 1")
-        unit = self.factor * self.halved
-        padded = (-(-tall // unit) * unit, -(-wide // unit) * unit)
-        return _Job(
-            prompt, negative, steps, guidance, tall, wide, padded, strength, scheduler,
-            None if init is None else _pixels(init, tall, wide, padded),
-            None if mask is None else _mask(mask, tall, wide, padded),
-            torch_noise,
-        )  # fmt: skip
+        return tall, wide
 
     def _check_memory(self, job: _Job, batch: int) -> None:
         """A lower bound: the VAE holds two maps of its second-widest block at full size, the UNet's input is there as well."""
@@ -354,7 +399,25 @@ class DiffusionApp:
         times: list[float],
     ) -> Array:
         """Latents [B,4,h,w] from noise, or from the picture with noise."""
-        # One scheduler per picture: some keep a history, and each draws from its own source.
+        batch = self._start(job, first, sources)
+        repeated = np.repeat(states, len(sources), axis=0)  # [B,S,X] or [2B,S,X]
+        for i in range(first, len(batch.plans[0].timesteps)):
+            began = time.perf_counter()
+            output = self._predict(job, batch, i, repeated)
+            batch.latents = [
+                plan.step(i, o, z, cast(np.random.Generator, source)).astype(np.float32)
+                for plan, o, z, source in zip(batch.plans, output, batch.latents, sources)
+            ]
+            if batch.mask is not None and batch.seen is None:
+                batch.follow_picture(i)
+            times.append(time.perf_counter() - began)
+            if callback is not None:
+                now = batch.latents[0][None]
+                if callback(len(times), total, lambda now=now: self._decode(now, job)) is False:  # type: ignore[misc]
+                    raise Cancelled(f"cancelled after step {len(times)} of {total}")
+        return np.stack(batch.latents).astype(np.float32)
+
+    def _start(self, job: _Job, first: int, sources: list[Noise]) -> _Batch:
         plans = [schedulers.make_scheduler(self.scheduler_config, job.steps, job.scheduler) for _ in sources]
         shape = (self.latent_channels, job.padded[0] // self.factor, job.padded[1] // self.factor)
         clean: list[Array] = []
@@ -365,47 +428,35 @@ class DiffusionApp:
             latents = [plan.add_noise(first, c, z) for plan, c, z in zip(plans, clean, noise)]
         else:
             latents = [z * plan.initial_sigma for plan, z in zip(plans, noise)]
-        small = None if job.mask is None else _nearest(job.mask, shape[1], shape[2])  # [1,h,w]
-        extra = None
-        if job.mask is not None and job.init is not None and small is not None and self.sees_masks:
+        mask = None if job.mask is None else _nearest(job.mask, shape[1], shape[2])
+        seen = None
+        if job.mask is not None and job.init is not None and mask is not None and self.sees_masks:
             around = [self._encode_picture(job.init * (job.mask < 0.5), source, job) for source in sources]
-            extra = [np.concatenate([small, a]) for a in around]  # [5,h,w]
+            seen = np.stack([np.concatenate([mask, a]) for a in around])
+        return _Batch(plans, sources, noise, clean, latents, mask, seen)
+
+    def _predict(self, job: _Job, batch: _Batch, step: int, states: Array) -> Array:
+        """What the UNet says [B,4,h,w], guided away from the negative prompt."""
+        sample = np.stack([plan.scaled(step, z) for plan, z in zip(batch.plans, batch.latents)])
+        if batch.seen is not None:
+            sample = np.concatenate([sample, batch.seen], axis=1)
         guided = job.guidance != 1
-        repeated = np.repeat(states, len(sources), axis=0)  # [B,S,X] or [2B,S,X]
-        last = len(plans[0].timesteps)
-        for i in range(first, last):
-            began = time.perf_counter()
-            sample = np.stack([plan.scaled(i, z) for plan, z in zip(plans, latents)])
-            if extra is not None:
-                sample = np.concatenate([sample, np.stack(extra)], axis=1)
-            feeds = {
-                "sample": np.concatenate([sample, sample]) if guided else sample,
-                "timestep": np.array([plans[0].timesteps[i]]),
-                "encoder_hidden_states": repeated,
-            }
-            output = self._run("unet", feeds).astype(np.float32)
-            if guided:
-                free, told = np.split(output, 2)
-                output = free + job.guidance * (told - free)
-            latents = [
-                plan.step(i, o, z, cast(np.random.Generator, source)).astype(np.float32)
-                for plan, o, z, source in zip(plans, output, latents, sources)
-            ]
-            if small is not None and extra is None:  # what is not painted anew follows the picture
-                known = [p.add_noise(i + 1, c, z) for p, c, z in zip(plans, clean, noise)] if i + 1 < last else clean
-                latents = [(1 - small) * k + small * z for k, z in zip(known, latents)]
-            times.append(time.perf_counter() - began)
-            if callback is not None:
-                now = latents[0][None]
-                if callback(len(times), total, lambda now=now: self._decode(now, job)) is False:  # type: ignore[misc]
-                    raise Cancelled(f"cancelled after step {len(times)} of {total}")
-        return np.stack(latents).astype(np.float32)
+        feeds = {
+            "sample": np.concatenate([sample, sample]) if guided else sample,
+            "timestep": np.array([batch.plans[0].timesteps[step]]),
+            "encoder_hidden_states": states,
+        }
+        output = self._run("unet", feeds).astype(np.float32)
+        if guided:
+            free, told = np.split(output, 2)
+            output = free + job.guidance * (told - free)
+        return np.asarray(output)
 
     def _encode_picture(self, picture: Array, source: Noise, job: _Job) -> Array:
         """[3,H,W] -> the mean latent [4,h,w]; with torch noise a sample of the distribution, as diffusers takes."""
-        found = self._run("vae_encoder", {"sample": picture[None].astype(np.float32)}).astype(np.float32)
+        moments = self._run("vae_encoder", {"sample": picture[None].astype(np.float32)}).astype(np.float32)
         self._done_with("vae_encoder")
-        mean, log_variance = np.split(found[0], 2)
+        mean, log_variance = np.split(moments[0], 2)
         if job.torch_noise:
             deviation = np.exp(0.5 * np.clip(log_variance, -30, 20))
             mean = mean + deviation * source.standard_normal(mean.shape, dtype=np.float32)

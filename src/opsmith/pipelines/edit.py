@@ -37,7 +37,7 @@ def edit(
     app: DiffusionApp | None = None,
     prompt: str | None = None,
     steps: int = 25,
-    guidance: float = 7.5,
+    guidance: float | None = None,
     seed: int = 0,
     callback: Callback | None = None,
 ) -> tuple[Image.Image, Generated | None]:
@@ -165,7 +165,7 @@ def _painted(
     prompt: str,
     strength: float,
     steps: int,
-    guidance: float,
+    guidance: float | None,
     seed: int,
     callback: Callback | None,
 ) -> tuple[Image.Image, Generated]:

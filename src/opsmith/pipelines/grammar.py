@@ -60,26 +60,35 @@ _RECOLOUR = (
 )
 _LITTLE, _LOT = r"\b(?:slightly|a bit|a little|gently|somewhat)\b", r"\b(?:strongly|a lot|much|very|heavily)\b"
 # Words of everyday speech that CSS does not name this way.
-_MORE = {"dark yellow": "goldenrod", "light red": "lightcoral", "light orange": "navajowhite", "light purple": "plum",
-         "dark purple": "indigo", "dark pink": "mediumvioletred", "bright red": "red", "bright green": "lime",
-         "bright blue": "dodgerblue", "bright yellow": "yellow"}  # fmt: skip
+_MORE = {
+    "dark yellow": "goldenrod",
+    "light red": "lightcoral",
+    "light orange": "navajowhite",
+    "light purple": "plum",
+    "dark purple": "indigo",
+    "dark pink": "mediumvioletred",
+    "bright red": "red",
+    "bright green": "lime",
+    "bright blue": "dodgerblue",
+    "bright yellow": "yellow",
+}
 
 
 def parse(sentence: str) -> Change:
-    text = " ".join(sentence.lower().split()).strip(" .!")
-    if not text:
+    wish = " ".join(sentence.lower().split()).strip(" .!")
+    if not wish:
         raise OpsmithError("the change is empty", f"understood are: {'; '.join(KINDS)}")
-    amount = 0.5 if re.search(_LITTLE, text) else 2.0 if re.search(_LOT, text) else 1.0
+    amount = 0.5 if re.search(_LITTLE, wish) else 2.0 if re.search(_LOT, wish) else 1.0
     for i, pattern in enumerate(_REPLACE):
-        found = re.fullmatch(pattern, text)
-        if found and (new := found["new"].strip()) and (i < 2 or _colour_at_end(new) is None):
+        matched = re.fullmatch(pattern, wish)
+        if matched and (new := matched["new"].strip()) and (i < 2 or _colour_at_end(new) is None):
             return Change("replace", text=new)
     for kind, pattern in (("remove", _REMOVE), ("blur", _BLUR), ("brighten", _BRIGHTEN), ("darken", _DARKEN)):
-        if re.fullmatch(pattern, text):
+        if re.fullmatch(pattern, wish):
             return Change(kind, amount=amount)
     for pattern in _RECOLOUR:
-        found = re.fullmatch(pattern, text)
-        if found and (colour := _colour_at_end(found["colour"])) is not None:
+        matched = re.fullmatch(pattern, wish)
+        if matched and (colour := _colour_at_end(matched["colour"])) is not None:
             return Change("recolour", colour=colour)
     raise OpsmithError(f"the change {sentence!r} is not understood", f"understood are: {'; '.join(KINDS)}")
 

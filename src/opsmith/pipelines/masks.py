@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from opsmith import session, store
 from opsmith.errors import OpsmithError
 from opsmith.pipelines import pictures
 from opsmith.pipelines.clip_tokenizer import ClipTokenizer
-from opsmith.pipelines.text import choose_variant
+from opsmith.pipelines.text import choose_variant, read_config
 
 Array = np.ndarray[Any, Any]
 
@@ -59,8 +58,8 @@ class Segmenter:
                 f"{self.path} does not find things by words", "CLIPSeg models do: pixel_values, input_ids"
             )
         self.tokenizer = ClipTokenizer(self.folder)
-        self.preprocessor = _json(self.folder / "preprocessor_config.json")
-        config = _json(self.folder / "config.json")
+        self.preprocessor = read_config(self.folder / "preprocessor_config.json")
+        config = read_config(self.folder / "config.json")
         self.longest = int((config.get("text_config") or {}).get("max_position_embeddings") or 77)
         size = self.preprocessor.get("size") or {}
         shape = inputs["pixel_values"].shape
@@ -95,14 +94,6 @@ class Segmenter:
         return np.asarray(stretched, np.float32)
 
 
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise OpsmithError(f"{file} is not valid JSON: {error}") from error
-    return found if isinstance(found, dict) else {}
-
-
 def from_words(
     image: Image.Image,
     words: str,
@@ -129,10 +120,10 @@ def from_file(image: Image.Image, path: str | os.PathLike[str], feather: float =
         raise OpsmithError(
             f"the mask is {mask.width}x{mask.height}, the picture {image.width}x{image.height}", "they must be equal"
         )
-    found = np.asarray(mask, np.float32) / 255
-    if found.max() < 0.5:
+    selected = np.asarray(mask, np.float32) / 255
+    if selected.max() < 0.5:
         raise OpsmithError(f"the mask {os.fspath(path)} is empty", "white parts are selected")
-    return clean(found, 0.5, feather, smallest=0.0, min_area=0)
+    return clean(selected, 0.5, feather, smallest=0.0, min_area=0)
 
 
 def from_box(image: Image.Image, box: tuple[int, int, int, int], feather: float = 2.0) -> Mask:
@@ -142,9 +133,9 @@ def from_box(image: Image.Image, box: tuple[int, int, int, int], feather: float 
             f"the box {left},{top},{right},{bottom} does not lie in the picture of {image.width}x{image.height}",
             "left,top,right,bottom in pixels",
         )
-    found = np.zeros((image.height, image.width), np.float32)
-    found[top:bottom, left:right] = 1
-    return clean(found, 0.5, feather, smallest=0.0, min_area=0)
+    selected = np.zeros((image.height, image.width), np.float32)
+    selected[top:bottom, left:right] = 1
+    return clean(selected, 0.5, feather, smallest=0.0, min_area=0)
 
 
 def clean(soft: Array, threshold: float, feather: float, smallest: float = 0.1, min_area: float | None = None) -> Mask:

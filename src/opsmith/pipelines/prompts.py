@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import tomllib
-
-from opsmith import starter
 from opsmith.errors import OpsmithError
 from opsmith.pipelines.sampling import Sampling
 from opsmith.pipelines.text import TextGenerator
@@ -31,17 +29,19 @@ class Style:
     repetition_penalty: float = 1.0
 
 
-def load_style(name: str, file: Path | None = None) -> Style:
+def load_style(name: str | None, file: Path | None = None) -> Style:
+    """A section of FILE, by default of the package's own; without a name its first one."""
     path = file or DEFAULT
     try:
         sections: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise OpsmithError(f"{path} cannot be read as TOML: {error}") from error
+    name = name or next(iter(sections), "")
     if name not in sections:
         raise OpsmithError(f"{path} has no section [{name}]", f"it has {', '.join(sections)}")
-    known = {f.name for f in dataclasses.fields(Style)}
-    if unknown := sorted(set(sections[name]) - known):
-        raise OpsmithError(f"{path}: unknown key {unknown[0]!r} in [{name}]", f"known are {', '.join(sorted(known))}")
+    keys = {f.name for f in dataclasses.fields(Style)}
+    if unknown := sorted(set(sections[name]) - keys):
+        raise OpsmithError(f"{path}: unknown key {unknown[0]!r} in [{name}]", f"known are {', '.join(sorted(keys))}")
     section = {**sections[name], "stop": tuple(sections[name].get("stop", ()))}
     style = Style(**section)
     if "{keyword}" not in style.template:
@@ -63,9 +63,9 @@ def write_prompts(
     keyword = " ".join(keyword.split())
     if not keyword:
         raise OpsmithError("the keyword is empty", "give a word or a phrase")
-    style = style or load_style("world" if is_world(generator) else "general")
+    style = style or style_of(generator)
     prompt = style.template.format(keyword=keyword)
-    found: list[str] = []
+    fitting: list[str] = []
     spare: list[str] = []
     for attempt in range(ROUNDS):
         sampling = Sampling(
@@ -73,16 +73,21 @@ def write_prompts(
         )
         stream = on_text if attempt == 0 else None
         texts = generator.generate(
-            prompt, n=n, max_new_tokens=style.max_new_tokens, sampling=sampling, stop=style.stop, on_text=stream,
+            prompt,
+            n=n,
+            max_new_tokens=style.max_new_tokens,
+            sampling=sampling,
+            stop=style.stop,
+            on_text=stream,
             cancelled=cancelled,
-        )  # fmt: skip
+        )
         for text in (" ".join(t.text.split()) for t in texts):
-            target = found if contains(text, keyword) else spare
+            target = fitting if contains(text, keyword) else spare
             if text and text not in target:
                 target.append(text)
-        if len(found) >= n or cancelled():
-            return found[:n]
-    return [*found, *(f"{keyword}, {text}" for text in spare)][:n]
+        if len(fitting) >= n or cancelled():
+            return fitting[:n]
+    return [*fitting, *(f"{keyword}, {text}" for text in spare)][:n]
 
 
 def contains(text: str, keyword: str) -> bool:
@@ -90,6 +95,7 @@ def contains(text: str, keyword: str) -> bool:
     return all(re.search(rf"\b{re.escape(word)}", text, re.IGNORECASE) for word in keyword.split())
 
 
-def is_world(generator: TextGenerator) -> bool:
-    """Whether this is the starter's writer, which continues `keyword:`."""
-    return generator.folder.resolve() == starter.folder("writer").resolve()
+def style_of(generator: TextGenerator) -> Style:
+    """How a model is asked: by the one section of the prompts.toml in its folder, else as any text model."""
+    own = generator.home / DEFAULT.name
+    return load_style(None, own) if own.is_file() else load_style("general")

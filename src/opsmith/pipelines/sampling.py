@@ -7,7 +7,7 @@ is in the batch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from opsmith.errors import OpsmithError
 
 Array = np.ndarray[Any, Any]
+COLDEST = 1e-5  # below it the likeliest token always wins, and dividing by it overflows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,9 @@ class Sampling:
     repetition_penalty: float = 1.0
     no_repeat_ngram: int = 0
     seed: int = 0
+    presence_penalty: float = 0.0  # taken off the score of a token that was written, once
+    frequency_penalty: float = 0.0  # and as often as it was
+    bias: Mapping[int, float] = dataclasses.field(default_factory=dict)  # added to scores of tokens
 
     def __post_init__(self) -> None:
         for name, ok, what in (
@@ -35,6 +39,9 @@ class Sampling:
             ("min_p", 0 <= self.min_p < 1, "at least 0 and below 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
             ("no_repeat_ngram", self.no_repeat_ngram >= 0, "0 or more"),
+            ("presence_penalty", abs(self.presence_penalty) <= 2, "-2 to 2"),
+            ("frequency_penalty", abs(self.frequency_penalty) <= 2, "-2 to 2"),
+            ("bias", all(abs(b) <= 100 for b in self.bias.values()), "-100 to 100 for each token"),
         ):
             if not ok:
                 raise OpsmithError(f"{name} is {getattr(self, name)}; it must be {what}")
@@ -42,17 +49,26 @@ class Sampling:
     def generator(self, candidate: int) -> np.random.Generator:
         return np.random.default_rng([self.seed & 0xFFFFFFFFFFFFFFFF, candidate])
 
-    def next_token(self, logits: Array, seen: Sequence[int], rng: np.random.Generator) -> int:
-        """One token from the logits (vocabulary,) of one sequence; `seen` are its prompt and its tokens so far."""
+    def next_token(self, logits: Array, seen: Sequence[int], rng: np.random.Generator, prompt: int = 0) -> int:
+        """One token from the logits (vocabulary,) of one sequence; `seen` are PROMPT tokens of its prompt and those written so far."""
         scores = logits.astype(np.float64)
+        for token, more in self.bias.items():
+            if not 0 <= token < len(scores):
+                raise OpsmithError(f"there is no token {token}", f"0 to {len(scores) - 1}")
+            scores[token] += more
+        if self.presence_penalty or self.frequency_penalty:
+            written, times = np.unique(np.asarray(seen[prompt:], np.int64), return_counts=True)
+            scores[written] -= self.presence_penalty + self.frequency_penalty * times
         if self.repetition_penalty != 1.0 and seen:
-            known = np.unique(np.asarray(seen))
-            scores[known] = np.where(
-                scores[known] > 0, scores[known] / self.repetition_penalty, scores[known] * self.repetition_penalty
+            repeated = np.unique(np.asarray(seen))
+            scores[repeated] = np.where(
+                scores[repeated] > 0,
+                scores[repeated] / self.repetition_penalty,
+                scores[repeated] * self.repetition_penalty,
             )
         if self.no_repeat_ngram:
             scores[self._repeating(seen)] = -np.inf
-        if self.temperature == 0:
+        if self.temperature < COLDEST:
             return int(scores.argmax())
         probabilities = self._filtered(scores / self.temperature)
         return int(rng.choice(len(probabilities), p=probabilities))

@@ -198,12 +198,12 @@ class _Sigmas(Scheduler):
 
 class Euler(_Sigmas):
     def _timesteps(self) -> Array:
-        known = self._all_sigmas()
+        every = self._all_sigmas()
         if self.config.get("timestep_spacing", self.spacing) == "linspace":
             times = np.linspace(0, self.train_steps - 1, self.steps, dtype=np.float32)[::-1]
         else:
             times = self._spaced(self.steps)[::-1].astype(np.float32)
-        sigmas = np.interp(times, np.arange(len(known)), known)
+        sigmas = np.interp(times, np.arange(len(every)), every)
         if self.config.get("use_karras_sigmas"):
             sigmas = self._karras(float(sigmas[-1]), float(sigmas[0]))
             times = self._time_of(sigmas)
@@ -252,7 +252,7 @@ class DPMSolver(_Sigmas):
         algorithm = self.config.get("algorithm_type", "dpmsolver++")
         if algorithm != "dpmsolver++" or self.config.get("solver_type", "midpoint") != "midpoint":
             raise OpsmithError("only DPM-Solver++ with the midpoint method is supported", "see scheduler_config.json")
-        known = self._all_sigmas()
+        every = self._all_sigmas()
         spacing = self.config.get("timestep_spacing", self.spacing)
         if spacing == "linspace":
             times = np.linspace(0, self.train_steps - 1, self.steps + 1).round()[::-1][:-1].astype(np.int64)
@@ -264,12 +264,12 @@ class DPMSolver(_Sigmas):
         else:
             times = self._spaced(self.steps)[::-1]
         if self.config.get("use_karras_sigmas"):
-            sigmas = self._karras(float(known[0]), float(known[-1]))
+            sigmas = self._karras(float(every[0]), float(every[-1]))
             times = self._time_of(sigmas)
             if self.config.get("beta_schedule", "linear") != "squaredcos_cap_v2":
                 times = times.round()
         else:
-            sigmas = np.interp(times, np.arange(len(known)), known)
+            sigmas = np.interp(times, np.arange(len(every)), every)
         self.sigmas = self._finish(sigmas)
         self._before: Array | None = None
         return np.asarray(times).astype(np.int64)
@@ -291,9 +291,10 @@ class DPMSolver(_Sigmas):
         order = int(self.config.get("solver_order", 2))
         last = i == self.steps - 1
         lower = last and (
-            bool(self.config.get("euler_at_final")) or self.config.get("final_sigmas_type", "zero") == "zero"
+            bool(self.config.get("euler_at_final"))
+            or self.config.get("final_sigmas_type", "zero") == "zero"
             or (bool(self.config.get("lower_order_final", True)) and self.steps < 15)
-        )  # fmt: skip
+        )
         weight = next_a * (1 - np.exp(here - there))
         moved = (next_s / s) * sample + weight * clean
         if self._before is not None and order >= 2 and not lower:
@@ -354,8 +355,8 @@ _CLASSES = {
 
 def make_scheduler(config: Mapping[str, Any], steps: int, name: str | None = None) -> Scheduler:
     """The config's own scheduler, or another one by NAME on the same noise schedule."""
-    found = name or _CLASSES.get(str(config.get("_class_name", "DDIMScheduler")))
-    if found not in SCHEDULERS:
+    kind = name or _CLASSES.get(str(config.get("_class_name", "DDIMScheduler")))
+    if kind not in SCHEDULERS:
         raise OpsmithError(
             f"the scheduler {name or config.get('_class_name')!r} is unknown", f"known are {', '.join(SCHEDULERS)}"
         )
@@ -364,17 +365,17 @@ def make_scheduler(config: Mapping[str, Any], steps: int, name: str | None = Non
         settings["use_karras_sigmas"] = True
     if name == "pndm":
         settings["skip_prk_steps"] = True
-    return SCHEDULERS[found](settings, steps)
+    return SCHEDULERS[kind](settings, steps)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "scheduler_config.json"
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise OpsmithError(f"the pipeline has no {file.name} in {folder}") from error
     except ValueError as error:
         raise OpsmithError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise OpsmithError(f"{file} does not hold a JSON object")
-    return found
+    return config

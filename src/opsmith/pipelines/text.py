@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,35 @@ import onnxruntime as ort
 
 from opsmith import session, store
 from opsmith.errors import OpsmithError
+from opsmith.pipelines.lookup import Lookup
 from opsmith.pipelines.sampling import Sampling
-from opsmith.pipelines.tokenizer import load_tokenizer
+from opsmith.pipelines.tokenizer import encode, load_tokenizer, longest_token
 
 Array = np.ndarray[Any, Any]
+NEW_TOKENS = 64  # unless told otherwise
+LONGEST_KEPT = 8192  # tokens that a kept cache has room for
+DECODED_BEFORE = 4  # tokens of the prompt that the first new ones are decoded behind
+
+
+@dataclasses.dataclass(frozen=True)
+class Likelihood:
+    """A token with its log probability, and the likeliest tokens at its place."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclasses.dataclass
 class Generation:
     """One text: what was asked, what came out, and why it ended."""
 
-    prompt: str
+    prompt: str | Sequence[int]
     text: str
     tokens: list[int]
     ended: str  # "end" of text, "stop" string, or "length"
+    prompt_tokens: int
+    likelihoods: list[Likelihood]  # of the tokens that the text shows, if asked for
 
 
 @dataclasses.dataclass
@@ -46,6 +61,7 @@ class Speed:
     prompt_seconds: float
     decode_tokens: int
     decode_seconds: float
+    decode_steps: int = 0  # passes through the model
 
     def __str__(self) -> str:
         prompt = self.prompt_tokens / max(self.prompt_seconds, 1e-9)
@@ -58,9 +74,7 @@ class TextGenerator:
         """FOLDER is a model folder with its variants, tokenizer and config.json; the newest compiled variant is taken by default."""
         self.folder = Path(folder)
         self.path = choose_variant(self.folder, variant)
-        self.home = next(
-            (f for f in (self.path.parent, self.path.parent.parent) if _has_tokenizer(f)), self.path.parent.parent
-        )
+        self.home = home_of(self.path)
         self.session = session.load(self.path, threads=threads)
         self.inputs = {i.name: i for i in self.session.get_inputs()}
         self.past = [n for n in self.inputs if n.startswith("past_key_values.")]
@@ -74,73 +88,124 @@ class TextGenerator:
         # Whether the model appends to a cache with room instead of joining a new one.
         self.in_place = (store.read_record(self.path).get("compiled") or {}).get("cache") == "in place"
         self.tokenizer = load_tokenizer(self.home)
-        self.config = config = self._config()
+        self.config = config = read_config(self.home / "config.json")
         self.context = int(config.get("n_positions") or config.get("max_position_embeddings") or 1 << 30)
+        self.longest_token = longest_token(self.tokenizer)
         self.vocabulary = int(config.get("vocab_size") or 0)
-        ends = config.get("eos_token_id")
-        self.ends = {int(e) for e in (ends if isinstance(ends, list) else [ends]) if e is not None}
+        # Chat models end a turn with a token of its own, which only generation_config.json names.
+        named = [c.get("eos_token_id") for c in (config, read_config(self.home / "generation_config.json"))]
+        self.ends = {int(e) for ends in named for e in (ends if isinstance(ends, list) else [ends]) if e is not None}
         self.speed = Speed(0, 0.0, 0, 0.0)
-
-    def _config(self) -> dict[str, Any]:
-        file = self.home / "config.json"
-        try:
-            found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        except ValueError as error:
-            raise OpsmithError(f"{file} is not valid JSON: {error}") from error
-        return found if isinstance(found, dict) else {}
+        self._kept: tuple[list[int], Cache] | None = None  # the last text and its cache, if it asked for that
 
     def generate(
         self,
-        prompts: str | Sequence[str],
+        prompts: str | Sequence[str | Sequence[int]],
         *,
-        max_new_tokens: int = 64,
+        max_new_tokens: int | None = None,
         sampling: Sampling | None = None,
         n: int = 1,
         stop: Sequence[str] = (),
+        ends: Collection[int] | None = None,
+        logprobs: int | None = None,
+        lookup: int = 0,
+        reuse: bool = False,
         on_text: Callable[[int, str], None] | None = None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> list[Generation]:
-        """N texts for each prompt, all in one batch. `on_text(index, piece)` streams the pieces of each text as they come."""
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        sampling = sampling or Sampling()
-        encoded = [self._encode(t, max_new_tokens) for t in texts]
-        rows = [_Row(t, ids, sampling.generator(c)) for t, ids in zip(texts, encoded) for c in range(n)]
-        cache = make_cache(self, len(rows), max(len(r.ids) for r in rows) + max_new_tokens)
-        logits = self._prompt(rows, cache)
-        started = time.perf_counter()
-        decoded = 0
-        for step in range(max_new_tokens):
-            for i, row in enumerate(rows):
-                if row.ended is None:
-                    self._take(i, row, logits[i], sampling, stop, on_text)
-            decoded += sum(r.ended is None or len(r.tokens) == step + 1 for r in rows)
-            if all(r.ended for r in rows) or cancelled() or step + 1 == max_new_tokens:
-                break
-            logits = self._step(rows, cache)
-        self.speed = dataclasses.replace(
-            self.speed, decode_tokens=decoded, decode_seconds=time.perf_counter() - started
-        )
-        for i, row in enumerate(rows):
-            self._flush(i, row, on_text, final=True)
-        return [Generation(r.prompt, r.shown, r.tokens, r.ended or "length") for r in rows]
+        """N texts for each prompt (words or token numbers), all in one batch. `on_text(index, piece)` streams the pieces of each text.
 
-    def _encode(self, text: str, room: int) -> list[int]:
-        ids = list(self.tokenizer.encode(text).ids)
+        Without MAX_NEW_TOKENS there are at most NEW_TOKENS, or what the context still holds. ENDS are the tokens that end a text, by
+        default the model's own. LOGPROBS asks for the likelihood of every token and of that many others at its place. LOOKUP is how many
+        tokens may be guessed at a time from what the text said before (lookup.py), if there is one text only. REUSE keeps its cache for the next prompt that begins like this text and asks for the same.
+        """
+        given = [prompts] if isinstance(prompts, str) else list(prompts)
+        sampling = sampling or Sampling()
+        encoded = [self.encode(t) for t in given]
+        room = self.room(encoded, max_new_tokens)
+        rows = [_Row(self, t, ids, sampling.generator(c)) for t, ids in zip(given, encoded) for c in range(n)]
+        wanted = _Wanted(sampling, tuple(w for w in stop if w), self.ends if ends is None else ends, logprobs, on_text)
+        guesses = Lookup(lookup) if lookup > 0 and len(rows) == 1 else None
+        keeps = reuse and len(rows) == 1 and self.in_place
+        cache = self._kept_cache(rows[0].ids, room) if keeps else None
+        cache = cache or make_cache(self, len(rows), max(len(r.ids) for r in rows) + room)
+        logits = self._prompt(rows, cache)[:, None]  # (rows, 1, vocabulary)
+        started = time.perf_counter()
+        steps, guess = 0, list[int]()
+        while True:
+            right = 0
+            for i, row in enumerate(rows):
+                right = row.take_all(i, logits[i], guess, wanted)
+            if guesses is not None:
+                guesses.learn(len(guess), right)
+            cache.drop(len(guess) - right)
+            written = max(len(r.tokens) for r in rows)
+            if all(r.ended for r in rows) or cancelled() or written == room:
+                break
+            # One more token is written whatever becomes of the guess.
+            guess = guesses.guess([*rows[0].ids, *rows[0].tokens], room - written - 1) if guesses else []
+            logits = self._step(rows, cache, guess)
+            steps += 1
+        self.speed = dataclasses.replace(
+            self.speed,
+            decode_tokens=sum(len(r.tokens) for r in rows),
+            decode_seconds=time.perf_counter() - started,
+            decode_steps=steps,
+        )
+        if keeps:
+            self._kept = [*rows[0].ids, *rows[0].tokens][: cache.mask.shape[1]], cache
+        for i, row in enumerate(rows):
+            row.show(i, wanted, final=True)
+        return [row.generation() for row in rows]
+
+    def encode(self, prompt: str | Sequence[int], special: bool = True) -> list[int]:
+        """The prompt's tokens; what cannot fit is refused before it is split into tokens, which takes long for megabytes."""
+        if isinstance(prompt, str):
+            if len(prompt) > self.context * self.longest_token:
+                raise OpsmithError(
+                    f"the prompt has {len(prompt)} characters, more than the model's context of {self.context} tokens holds",
+                    "shorten the prompt",
+                )
+            ids = encode(self.tokenizer, prompt, special)
+        else:
+            ids = list(prompt)
+            if wrong := [t for t in ids if not 0 <= t < (self.vocabulary or 1 << 30)]:
+                raise OpsmithError(f"there is no token {wrong[0]}", f"0 to {self.vocabulary - 1}")
         if not ids:
             raise OpsmithError("the prompt is empty", "give at least one word")
         if len(ids) >= self.context:
             raise OpsmithError(
                 f"the prompt has {len(ids)} tokens, the model's context holds {self.context}", "shorten the prompt"
             )
-        if len(ids) + room > self.context:
-            raise OpsmithError(
-                f"{len(ids)} prompt tokens and {room} new ones exceed the context of {self.context}",
-                f"ask for at most {self.context - len(ids)} new tokens",
-            )
         return ids
 
+    def room(self, prompts: Sequence[Sequence[int]], asked: int | None = None) -> int:
+        """How many new tokens there may be behind each of the encoded PROMPTS."""
+        longest = max(map(len, prompts))
+        if asked is None:
+            return min(NEW_TOKENS, self.context - longest)
+        if longest + asked > self.context:
+            raise OpsmithError(
+                f"{longest} prompt tokens and {asked} new ones exceed the context of {self.context}",
+                f"ask for at most {self.context - longest} new tokens",
+            )
+        return asked
+
+    def _kept_cache(self, ids: list[int], room: int) -> Cache:
+        """A cache that holds as much of IDS as the last text has in common with them."""
+        kept, self._kept = self._kept, None  # nobody else gets it meanwhile
+        if kept is not None:
+            tokens, cache = kept
+            common = next((i for i, (a, b) in enumerate(zip(tokens, ids)) if a != b), min(len(tokens), len(ids)))
+            common = min(common, len(ids) - 1)  # the last token gives the logits
+            if common and cache.room >= len(ids) + room:
+                cache.drop(cache.mask.shape[1] - common)
+                return cache
+        # Room for more turns: what is never written takes no memory.
+        return make_cache(self, 1, max(len(ids) + room, min(self.context, LONGEST_KEPT)))
+
     def _prompt(self, rows: list[_Row], cache: Cache) -> Array:
-        """All prompts in one pass, padded on the left; logits of the last position (rows, vocabulary)."""
+        """All prompts in one pass, padded on the left, without what is cached; logits of the last position (rows, vocabulary)."""
         longest = max(len(r.ids) for r in rows)
         ids = np.zeros((len(rows), longest), np.int64)
         mask = np.zeros((len(rows), longest), np.int64)
@@ -148,52 +213,113 @@ class TextGenerator:
             ids[i, longest - len(row.ids) :] = row.ids
             mask[i, longest - len(row.ids) :] = 1
         positions = np.maximum(mask.cumsum(axis=1) - 1, 0)
+        known = cache.mask.shape[1]
         started = time.perf_counter()
-        logits = cache.run(ids, mask, positions)
-        self.speed = Speed(int(mask.sum()), time.perf_counter() - started, 0, 0.0)
+        logits = cache.run(ids[:, known:], mask, positions[:, known:])
+        self.speed = Speed(int(mask[:, known:].sum()), time.perf_counter() - started, 0, 0.0)
         return logits
 
-    def _step(self, rows: list[_Row], cache: Cache) -> Array:
-        ids = np.array([[r.tokens[-1]] for r in rows], np.int64)
-        positions = np.array([[len(r.ids) + len(r.tokens) - 1] for r in rows], np.int64)
-        mask = np.concatenate([cache.mask, np.ones((len(rows), 1), np.int64)], axis=1)
-        return cache.run(ids, mask, np.minimum(positions, self.context - 1))
-
-    def _take(
-        self, index: int, row: _Row, logits: Array, sampling: Sampling, stop: Sequence[str], on_text: Any
-    ) -> None:
-        token = sampling.next_token(logits, [*row.ids, *row.tokens], row.rng)
-        row.tokens.append(token)
-        if token in self.ends:
-            row.ended = "end"
-            return
-        row.text = self.tokenizer.decode([t for t in row.tokens if t not in self.ends])
-        for word in stop:
-            if word and word in row.text:
-                row.text, row.ended = row.text.split(word)[0], "stop"
-        self._flush(index, row, on_text, final=row.ended is not None)
-
-    @staticmethod
-    def _flush(index: int, row: _Row, on_text: Any, final: bool) -> None:
-        """Show what is certain: a multi-byte character or a stop word may still be incomplete at the end."""
-        text = row.text if final else row.text.rstrip("\ufffd")
-        if len(text) > len(row.shown):
-            piece, row.shown = text[len(row.shown) :], text
-            if on_text is not None:
-                on_text(index, piece)
+    def _step(self, rows: list[_Row], cache: Cache, guess: list[int]) -> Array:
+        """The last token of every row, and the guess behind it: logits (rows, 1 + guess, vocabulary)."""
+        ids = np.array([[r.tokens[-1], *guess] for r in rows], np.int64)
+        first = np.array([[len(r.ids) + len(r.tokens) - 1] for r in rows], np.int64)
+        positions = first + np.arange(1 + len(guess))
+        mask = np.concatenate([cache.mask, np.ones_like(ids)], axis=1)
+        return cache.run(ids, mask, np.minimum(positions, self.context - 1), every=True)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """What holds for all sequences of a batch."""
+
+    sampling: Sampling
+    stop: tuple[str, ...]
+    ends: Collection[int]
+    logprobs: int | None
+    on_text: Callable[[int, str], None] | None
+
+
 class _Row:
     """One sequence of the batch."""
 
-    prompt: str
-    ids: list[int]
-    rng: np.random.Generator
-    tokens: list[int] = dataclasses.field(default_factory=list)
-    text: str = ""
-    shown: str = ""
-    ended: str | None = None
+    def __init__(
+        self, owner: TextGenerator, prompt: str | Sequence[int], ids: list[int], rng: np.random.Generator
+    ) -> None:
+        self.tokenizer = owner.tokenizer
+        self.prompt, self.ids, self.rng = prompt, ids, rng
+        self.tokens: list[int] = []
+        self.likelihoods: list[Likelihood] = []
+        self.starts: list[int] = []  # where in the text each token begins
+        self.text = ""
+        self.shown = 0  # characters of it
+        self.ended: str | None = None
+        # Tokens are decoded behind those before them, so that a first word keeps its space.
+        self._decoded, self._undecoded = ids[-DECODED_BEFORE:], list[int]()
+
+    def take_all(self, index: int, logits: Array, guess: Sequence[int], wanted: _Wanted) -> int:
+        """logits (1 + guess, vocabulary): a token, and one more for each that was guessed right. How many were."""
+        for i, scores in enumerate(logits):
+            if self.ended is None:
+                self.take(index, scores, wanted)
+            if self.ended is not None or i == len(guess) or self.tokens[-1] != guess[i]:
+                return i
+        return len(guess)
+
+    def take(self, index: int, logits: Array, wanted: _Wanted) -> None:
+        token = wanted.sampling.next_token(logits, [*self.ids, *self.tokens], self.rng, len(self.ids))
+        self.tokens.append(token)
+        if wanted.logprobs is not None:
+            self.likelihoods.append(_likelihood(logits, token, wanted.logprobs))
+        self.starts.append(len(self.text))
+        if token in wanted.ends:
+            self.ended = "end"
+        else:
+            self._undecoded.append(token)
+            self._decode()
+            found = [(at, word) for word in wanted.stop if (at := self.text.find(word, self.shown)) >= 0]
+            if found:
+                self.text, self.ended = self.text[: min(found)[0]], "stop"
+        self.show(index, wanted, final=self.ended is not None)
+
+    def _decode(self, final: bool = False) -> None:
+        """Append what the tokens say, unless they end inside a character."""
+        known = self.tokenizer.decode(self._decoded)
+        whole = self.tokenizer.decode(self._decoded + self._undecoded)
+        if len(whole) > len(known) and (final or not whole.endswith("\ufffd")):
+            self.text += whole[len(known) :]
+            self._decoded, self._undecoded = self._undecoded, []
+
+    def show(self, index: int, wanted: _Wanted, final: bool) -> None:
+        """Say what is certain: the end of the text may still become a stop string."""
+        if final and self.ended != "stop":
+            self._decode(final=True)
+        certain = len(self.text) - (0 if final else _undecided(self.text, wanted.stop))
+        if certain > self.shown:
+            piece, self.shown = self.text[self.shown : certain], certain
+            if wanted.on_text is not None:
+                wanted.on_text(index, piece)
+
+    def generation(self) -> Generation:
+        seen = sum(start < len(self.text) for start in self.starts)
+        return Generation(
+            self.prompt, self.text, self.tokens, self.ended or "length", len(self.ids), self.likelihoods[:seen]
+        )
+
+
+def _undecided(text: str, stop: Sequence[str]) -> int:
+    """How many characters at the end of TEXT begin a stop string."""
+    longest = max(map(len, stop), default=1) - 1
+    return next(
+        (size for size in range(min(longest, len(text)), 0, -1) if any(w.startswith(text[-size:]) for w in stop)), 0
+    )
+
+
+def _likelihood(logits: Array, token: int, others: int) -> Likelihood:
+    scores = logits.astype(np.float64)
+    scores -= scores.max()
+    scores -= np.log(np.exp(scores).sum())
+    best = np.argsort(-scores, kind="stable")[:others]
+    return Likelihood(token, float(scores[token]), tuple((int(i), float(scores[i])) for i in best))
 
 
 class Cache:
@@ -204,21 +330,27 @@ class Cache:
         self.session = owner.session
         self.inputs = owner.inputs
         self.mask = np.zeros((rows, 0), np.int64)
+        self.room = room
         self.values = {name: _empty(owner.inputs[name], rows, room) for name in owner.past}
         self.outputs = [o.name for o in self.session.get_outputs()]
 
-    def run(self, ids: Array, mask: Array, positions: Array) -> Array:
-        """Feed (rows, new) tokens after what is cached; logits of the last position."""
+    def run(self, ids: Array, mask: Array, positions: Array, every: bool = False) -> Array:
+        """Feed (rows, new) tokens after what is cached; logits (rows, vocabulary) of the last position, or of EVERY new one."""
         binding = self.session.io_binding()
         self._bind_tokens(binding, ids, mask, positions)
         for name, value in self.values.items():
             binding.bind_ortvalue_input(name, value)
         for name in self.outputs:
             binding.bind_output(name, "cpu")
-        found = dict(zip(self.outputs, self._run(binding)))
-        self.values = {n: found[_present(n)] for n in self.values}
+        outputs = dict(zip(self.outputs, self._run(binding)))
+        self.values = {n: outputs[_present(n)] for n in self.values}
         self.mask = mask
-        return _last(found["logits"])
+        return _logits(outputs["logits"], every)
+
+    def drop(self, count: int) -> None:
+        """Forget the last COUNT tokens: they stay where they are, unseen."""
+        if count:
+            self.mask[:, -count:] = 0
 
     def _bind_tokens(self, binding: Any, ids: Array, mask: Array, positions: Array) -> None:
         for name, array in (("input_ids", ids), ("attention_mask", mask), ("position_ids", positions)):
@@ -245,15 +377,19 @@ class InPlaceCache(Cache):
         for name, value in self.values.items():
             self.binding.bind_ortvalue_input(name, value)
 
-    def run(self, ids: Array, mask: Array, positions: Array) -> Array:
+    def run(self, ids: Array, mask: Array, positions: Array, every: bool = False) -> Array:
         self._bind_tokens(self.binding, ids, mask, positions)
         self.binding.clear_binding_outputs()
         self.binding.bind_output("logits", "cpu")
         for name, value in self.values.items():
             self.binding.bind_ortvalue_output(_present(name), value)
-        found = self._run(self.binding)
+        outputs = self._run(self.binding)
         self.mask = mask
-        return _last(found[0])
+        return _logits(outputs[0], every)
+
+    def drop(self, count: int) -> None:
+        """The next tokens are written over them."""
+        self.mask = self.mask[:, : self.mask.shape[1] - count]
 
 
 def make_cache(owner: TextGenerator, rows: int, room: int) -> Cache:
@@ -274,8 +410,18 @@ def _present(name: str) -> str:
     return name.replace("past_key_values", "present")
 
 
-def _last(logits: ort.OrtValue) -> Array:
-    return np.asarray(logits.numpy()[:, -1])
+def _logits(logits: ort.OrtValue, every: bool) -> Array:
+    found = logits.numpy()
+    return np.asarray(found if every else found[:, -1])
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """A component's config.json; empty if there is none."""
+    try:
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise OpsmithError(f"{file} is not valid JSON: {error}") from error
+    return config if isinstance(config, dict) else {}
 
 
 def choose_variant(folder: Path, name: str | None = None) -> Path:
@@ -286,12 +432,14 @@ def choose_variant(folder: Path, name: str | None = None) -> Path:
         return store.find_model(folder / name)
     if not folder.is_dir():
         raise OpsmithError(f"{folder} does not exist")
-    found = store.variants(folder)
-    if not found:
+    variants = store.variants(folder)
+    if not variants:
         return store.find_model(folder)
-    compiled = [v for v in found if (v.record.get("compiled") or {}).get("library")]
-    return (compiled or found)[-1].path
+    compiled = [v for v in variants if (v.record.get("compiled") or {}).get("library")]
+    return (compiled or variants)[-1].path
 
 
-def _has_tokenizer(folder: Path) -> bool:
-    return (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file()
+def home_of(path: Path) -> Path:
+    """The folder with the tokenizer of a model file: its own, that of its model, or that of the pipeline around it."""
+    folders = path.absolute().parents[:3]
+    return next((f for f in folders if (f / "tokenizer.json").is_file() or (f / "vocab.json").is_file()), folders[1])

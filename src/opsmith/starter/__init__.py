@@ -19,23 +19,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from opsmith.errors import OpsmithError
-from opsmith.starter.vocabulary import BACKGROUNDS, OBJECTS, PLAIN, SETTINGS, TINTS
-
-__all__ = [
-    "BACKGROUNDS",
-    "GUIDANCE",
-    "NAMES",
-    "OBJECTS",
-    "PLAIN",
-    "SETTINGS",
-    "TINTS",
-    "folder",
-    "guidance",
-    "writer_prompt",
-]
+from opsmith.starter.vocabulary import BACKGROUNDS as BACKGROUNDS
+from opsmith.starter.vocabulary import OBJECTS as OBJECTS
+from opsmith.starter.vocabulary import PLAIN as PLAIN
+from opsmith.starter.vocabulary import TINTS as TINTS
 
 NAMES: tuple[str, ...] = ("pictures", "writer", "masks", "clip")
-GUIDANCE = 2.0  # of its pictures; they were measured at it, more only makes colours louder
 
 
 def folder(name: str) -> Path:
@@ -46,11 +35,6 @@ def folder(name: str) -> Path:
     if not path.is_dir():
         raise OpsmithError(f"the starter model {name!r} is not in this installation", "install opsmith again")
     return path
-
-
-def guidance(pipeline: object | None) -> float:
-    """Unless told otherwise: of the starter's pictures (None), or of another pipeline."""
-    return GUIDANCE if pipeline is None else 7.5
 
 
 def writer_prompt(keyword: str) -> str:

@@ -3,10 +3,8 @@
     vocabulary.OBJECTS      40 things that can stand in a picture
     vocabulary.TINTS        the colours a thing can be painted in (or none: its natural colours)
     vocabulary.BACKGROUNDS  10 plain colours and 4 settings
-    vocabulary.SIZES        small / (medium, unsaid) / big and the words that say so
-    vocabulary.RELATIONS    how two things can stand to each other
 
-A caption that uses other words is not an error, but the models have never seen them.
+How captions say them: training/phrases.py. A caption of other words is no error, but the models have never seen them.
 """
 
 # name -> file name of the emoji in emoji-datasource-google (unified code point, lower case)
@@ -85,42 +83,3 @@ PLAIN: dict[str, tuple[int, int, int]] = {
 }
 SETTINGS: tuple[str, ...] = ("sky", "grass", "sea", "night")
 BACKGROUNDS: tuple[str, ...] = (*PLAIN, *SETTINGS)
-
-SIZES: dict[str, tuple[str, ...]] = {
-    "small": ("small", "little", "tiny"),
-    "medium": (),
-    "big": ("big", "large", "huge"),
-}
-
-# What a background is called; {colour} stands for the name of a plain one.
-PLAIN_PHRASES: tuple[str, ...] = (
-    "on a {colour} background",
-    "against a {colour} background",
-    "in front of a {colour} wall",
-)
-SETTING_PHRASES: dict[str, tuple[str, ...]] = {
-    "sky": ("in the sky", "high in the blue sky", "among the clouds"),
-    "grass": ("on the grass", "in a green meadow", "on a grassy field"),
-    "sea": ("on the sea", "out at sea", "on the waves"),
-    "night": ("at night", "under the stars", "in the night sky"),
-}
-
-# relation -> its words. "beside": the first stands left of the second, as one reads.
-RELATIONS: dict[str, tuple[str, ...]] = {
-    "beside": ("beside", "next to", "and", "with"),
-    "left": ("to the left of", "left of"),
-    "right": ("to the right of", "right of"),
-    "above": ("above", "over", "on top of"),
-    "below": ("below", "under", "underneath"),
-}
-
-# Where a single thing stands.
-PLACES: dict[str, tuple[str, ...]] = {
-    "middle": ("in the middle", "in the center"),
-    "left": ("on the left",),
-    "right": ("on the right",),
-    "top": ("at the top",),
-    "bottom": ("at the bottom",),
-}
-
-OPENERS: tuple[str, ...] = ("", "a picture of ", "a drawing of ", "there is ", "imagine ")

@@ -73,10 +73,10 @@ class Album:
         return made
 
     def get(self, identity: str, owner: str) -> Picture:
-        found = self._all.get(identity)
-        if found is None or found.owner != owner:
+        picture = self._all.get(identity)
+        if picture is None or picture.owner != owner:
             raise OpsmithError("this picture is no longer in the gallery", "its file is still in the folder")
-        return found
+        return picture
 
     def of(self, owner: str) -> list[Picture]:
         with self._lock:

@@ -23,10 +23,11 @@ from opsmith.pipelines.diffusion import Callback, DiffusionApp, Generated
 from opsmith.pipelines.prompts import write_prompts
 from opsmith.studio.album import Album, Picture
 from opsmith.studio.jobs import EVERYONE, FINISHED, Job, Jobs
+from opsmith.studio.metrics import Metrics
 from opsmith.studio.models import Models, run_opsmith
 from opsmith.studio.uploads import Limits
 
-WORKERS = ("pictures", "writer", "light", "forge")  # light: selections and edits that need no picture model
+WORKERS = ("pictures", "writer", "embedder", "light", "forge")  # light: selections and edits that need no picture model
 LARGEST = 1024  # pixels of a side
 MOST = 8  # pictures of one request
 REPORT_SECONDS = 12
@@ -77,6 +78,7 @@ class Studio:
         self.album = Album(folder)
         self.limits = limits or Limits()
         self.jobs = Jobs(WORKERS)
+        self.metrics = Metrics()
 
     # --- 1 idea ------------------------------------------------------------------------------------------
 
@@ -88,12 +90,17 @@ class Studio:
 
         def work(job: Job) -> dict[str, Any]:
             job.texts = [""] * n
-            found = write_prompts(
-                self.models.writer(), words, n=n, seed=chosen, style=self.models.style(), on_text=job.say,
+            area = write_prompts(
+                self.models.writer(),
+                words,
+                n=n,
+                seed=chosen,
+                style=self.models.style(),
+                on_text=job.say,
                 cancelled=job.stop.is_set,
-            )  # fmt: skip
+            )
             job.tell()
-            return {"prompts": found, "seed": chosen}
+            return {"prompts": area, "seed": chosen}
 
         return self.jobs.submit("writer", "ideas", owner, work, title=words)
 
@@ -126,9 +133,18 @@ class Studio:
         self, job: Job, app: DiffusionApp, wish: Wish, callback: Callback | None = None, **more: Any
     ) -> Generated:
         made = app.generate(
-            wish.prompt, wish.negative, steps=wish.steps, guidance=wish.guidance or 0.0, width=wish.width,
-            height=wish.height, seed=wish.seed or 0, n=wish.n, callback=callback or job.on_step, **more,
-        )  # fmt: skip
+            wish.prompt,
+            wish.negative,
+            steps=wish.steps,
+            guidance=wish.guidance or 0.0,
+            width=wish.width,
+            height=wish.height,
+            seed=wish.seed or 0,
+            n=wish.n,
+            callback=callback or job.on_step,
+            **more,
+        )
+        self.metrics.painted(made.step_seconds)
         plain = not more and wish.guidance != 1 and (wish.width, wish.height) == self.models.native
         if plain and self.models.note_speed(app.variants["unet"], made.step_seconds):
             self.jobs.news("models")
@@ -167,18 +183,28 @@ class Studio:
                     f"nothing like {words!r} was found: the best match has {best:.0%}, {threshold:.0%} are asked for",
                     "try other words, a lower threshold, or the brush",
                 )
-            found = masks.clean(soft, threshold, 0)
-            mask = Image.fromarray(found.hard.astype(np.uint8) * 255)
-            return {"mask": _data_url(mask), "share": float(found.hard.mean()), "best": best}
+            area = masks.clean(soft, threshold, 0)
+            mask = Image.fromarray(area.hard.astype(np.uint8) * 255)
+            return {"mask": _data_url(mask), "share": float(area.hard.mean()), "best": best}
 
         return self.jobs.submit("light", "select", owner, work, title=words)
 
     # --- 4 edit ------------------------------------------------------------------------------------------
 
     def edit(
-        self, owner: str, picture: Picture, mask: Image.Image, change: str, *, feather: float = 2.0, select: str = "",
-        steps: int = 25, guidance: float | None = None, seed: int | None = None, variant: str | None = None,
-    ) -> Job:  # fmt: skip
+        self,
+        owner: str,
+        picture: Picture,
+        mask: Image.Image,
+        change: str,
+        *,
+        feather: float = 2.0,
+        select: str = "",
+        steps: int = 25,
+        guidance: float | None = None,
+        seed: int | None = None,
+        variant: str | None = None,
+    ) -> Job:
         """MASK is white where the picture changes."""
         image = pictures.read(picture.path)
         wanted = grammar.parse(change)
@@ -193,13 +219,23 @@ class Studio:
         def work(job: Job) -> dict[str, Any]:
             app = self.load(job, asked.variant) if paints else None
             edited, made = edit.edit(
-                image, area, wanted, app=app, steps=asked.steps, guidance=asked.guidance or 0.0, seed=asked.seed or 0,
+                image,
+                area,
+                wanted,
+                app=app,
+                steps=asked.steps,
+                guidance=asked.guidance or 0.0,
+                seed=asked.seed or 0,
                 callback=job.on_step,
-            )  # fmt: skip
+            )
             job.tell()
             note: dict[str, Any] = {
-                "change": change, "kind": wanted.kind, "select": select, "feather": feather, "source": picture.path.name,
-            }  # fmt: skip
+                "change": change,
+                "kind": wanted.kind,
+                "select": select,
+                "feather": feather,
+                "source": picture.path.name,
+            }
             if made is not None:
                 note |= {k: made.settings[0][k] for k in ("prompt", "seed", "steps", "guidance", "variants")}
             settings = {**picture.settings, "studio": "edited", "edits": [*picture.settings.get("edits", []), note]}

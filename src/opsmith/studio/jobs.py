@@ -62,6 +62,7 @@ class Job:
     partials: list[Image.Image] = dataclasses.field(default_factory=list)  # of the API's jobs, as is
     output: Any = None  # what is handed over once; such jobs are forgotten after it
     error: str = ""
+    our_fault: bool = False
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)
     _first_step: float = 0.0
     _last_preview: float = 0.0
@@ -153,7 +154,7 @@ class Watcher:
         """Changed jobs by id, news under their own key (without a job); empty after TIMEOUT seconds."""
         try:
             await asyncio.wait_for(self._event.wait(), timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return {}
         self._event.clear()
         changed, self._changed = self._changed, {}
@@ -319,7 +320,7 @@ class Jobs:
             state, job.error = "failed", "not enough memory (choose a smaller size or fewer pictures)"
         except Exception as error:  # a mistake of ours must not end the worker; the next job runs
             traceback.print_exc(file=sys.stderr)
-            state, job.error = "failed", f"internal error: {type(error).__name__}: {error}"
+            state, job.error, job.our_fault = "failed", f"internal error: {type(error).__name__}: {error}", True
         del job.work  # what it holds (uploaded pictures, masks) is no longer needed
         job.finished = time.time()
         job.state = state

@@ -24,8 +24,9 @@ from opsmith import session, settings, starter, store
 from opsmith._version import __version__
 from opsmith.errors import OpsmithError
 from opsmith.pipelines.diffusion import COMPONENTS, DiffusionApp
+from opsmith.pipelines.embed import TextEncoder
 from opsmith.pipelines.masks import Segmenter
-from opsmith.pipelines.prompts import Style, load_style
+from opsmith.pipelines.prompts import Style, style_of
 from opsmith.pipelines.text import TextGenerator
 
 SMALL = 500 * 2**20  # pipelines of which two variants may stay loaded
@@ -47,23 +48,26 @@ class Models:
         writer: Path | None = None,
         masks: Path | None = None,
         threads: int | None = None,
+        embedder: Path | None = None,
     ) -> None:
         """None: the starter model. Nothing is loaded before it is needed; wrong folders are found now."""
         self.threads = threads if threads is not None else settings.get().threads
         self.given = {"pictures": pictures, "writer": writer, "masks": masks}
+        self.given_embedder = embedder
         self._lock = threading.Lock()
         self._apps: dict[str, DiffusionApp] = {}
         self._writer: TextGenerator | None = None
         self._segmenter: Segmenter | None = None
+        self._embedder: TextEncoder | None = None
         self._speeds = _read_json(self._speed_file)
-        for name, folder in self.given.items():
+        for name, folder in {**self.given, "embedder": embedder}.items():
             if folder is not None and not folder.is_dir():
                 raise OpsmithError(f"the {name} folder {folder} does not exist")
         first = DiffusionApp(self.home("pictures"), variant=self.variants()[0].name)  # reads configs, loads no session
         self.native = (first.native[1], first.native[0])
         self.inpaints_only = first.unet_channels > first.latent_channels
         self.edits = "vae_encoder" in first.paths
-        self.guidance = starter.guidance(pictures)
+        self.guidance = first.guidance
 
     # --- where they lie ----------------------------------------------------------------------------------
 
@@ -101,13 +105,13 @@ class Models:
         home = self.home("pictures")
         if not (home / "unet").is_dir():
             raise OpsmithError(f"{home} is not a pipeline folder: it has no unet", "see docs/imagine.md")
-        found = []
+        choices = []
         for variant in store.variants(home / "unet"):
             speed = self._speeds.get(self._speed_key(variant.name))
-            found.append(Choice(variant.name, _compiled(variant), speed))
-        if not found:
+            choices.append(Choice(variant.name, _compiled(variant), speed))
+        if not choices:
             raise OpsmithError(f"{home / 'unet'} has no variant")
-        return sorted(found, key=lambda c: c.compiled)
+        return sorted(choices, key=lambda c: c.compiled)
 
     def best(self) -> str:
         """The variant to take when none is named: measured fastest, else the newest compiled one."""
@@ -162,9 +166,23 @@ class Models:
                 self._writer = TextGenerator(self.home("writer"), threads=self.threads)
             return self._writer
 
+    def writer_names(self) -> list[str]:
+        """As the API calls it; a folder of the user's own also by its name."""
+        return ["writer", *_folder_name(self.given["writer"])]
+
+    def embedder(self) -> TextEncoder:
+        """Called by the embedder's worker only. The starter's is CLIP's text tower."""
+        if self._embedder is None:
+            folder = self.given_embedder or starter.folder("clip") / "text_model"
+            self._embedder = TextEncoder(folder, threads=self.threads)
+        return self._embedder
+
+    def embedder_names(self) -> list[str]:
+        return ["embedder", *_folder_name(self.given_embedder)]
+
     def style(self) -> Style:
-        """How the writer is asked: the starter's continues `keyword:`."""
-        return load_style("world" if self.given["writer"] is None else "general")
+        """How the writer is asked."""
+        return style_of(self.writer())
 
     def segmenter(self) -> Segmenter:
         with self._lock:
@@ -227,8 +245,11 @@ def run_opsmith(arguments: list[str], stopped: Callable[[], bool]) -> None:
 
     process = subprocess.Popen(
         [sys.executable, "-m", "opsmith", "--quiet", *arguments],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         while True:
             try:
@@ -250,6 +271,10 @@ def run_opsmith(arguments: list[str], stopped: Callable[[], bool]) -> None:
         raise OpsmithError(lines[-1].removeprefix("error: ") if lines else f"exit code {process.returncode}")
 
 
+def _folder_name(folder: Path | None) -> list[str]:
+    return [] if folder is None else [folder.resolve().name]
+
+
 def _compiled(variant: store.Variant) -> bool:
     return bool((variant.record.get("compiled") or {}).get("library"))
 
@@ -258,9 +283,10 @@ def _starter_key() -> str:
     """Of the version and of all starter models that the studio uses."""
     digest = hashlib.sha256(__version__.encode())
     for name in ("pictures", "writer", "masks"):
-        for file in sorted(starter.folder(name).rglob("*.onnx")):
+        folder = starter.folder(name)
+        for file in sorted(f for f in folder.rglob("*") if f.is_file()):
             stat = file.stat()
-            digest.update(f"{file.relative_to(file.parents[2])} {stat.st_size} {stat.st_mtime_ns}".encode())
+            digest.update(f"{name}/{file.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}".encode())
     return f"starter-{digest.hexdigest()[:16]}"
 
 

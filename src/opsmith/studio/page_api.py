@@ -12,10 +12,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
 
 from opsmith.errors import OpsmithError
 from opsmith.pipelines import grammar
 from opsmith.studio import uploads
+from opsmith.studio.album import Picture
 from opsmith.studio.core import LARGEST, MOST, Studio, Wish
 from opsmith.studio.jobs import Job
 
@@ -163,9 +165,17 @@ def edit(request: Request, asked: Edit) -> JSONResponse:
         raise uploads.Refused("the mask is not base64") from None
     mask = uploads.decode(data, studio.limits, "L")
     job = studio.edit(
-        owner, picture, mask, asked.change, feather=asked.feather, select=asked.select, steps=asked.steps,
-        guidance=asked.guidance, seed=asked.seed, variant=asked.variant,
-    )  # fmt: skip
+        owner,
+        picture,
+        mask,
+        asked.change,
+        feather=asked.feather,
+        select=asked.select,
+        steps=asked.steps,
+        guidance=asked.guidance,
+        seed=asked.seed,
+        variant=asked.variant,
+    )
     return _started(studio, job)
 
 
@@ -173,8 +183,13 @@ def edit(request: Request, asked: Edit) -> JSONResponse:
 async def upload(request: Request) -> JSONResponse:
     """The body is the file. A picture that Opsmith made brings its settings with it."""
     studio, owner = studio_of(request), owner_of(request)
-    image, settings = uploads.decode_with_settings(await request.body(), studio.limits)
-    kept = studio.album.add(image, {**settings, "studio": "upload"}, owner, "upload")
+    data = await request.body()
+
+    def keep() -> tuple[Picture, dict[str, Any]]:
+        image, settings = uploads.decode_with_settings(data, studio.limits)
+        return studio.album.add(image, {**settings, "studio": "upload"}, owner, "upload"), settings
+
+    kept, settings = await run_in_threadpool(keep)
     return JSONResponse({**kept.describe(), "restored": bool(settings.get("prompt"))})
 
 

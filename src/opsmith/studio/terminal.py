@@ -62,11 +62,11 @@ def _prompt(models: Models, ask: Ask, say: Callable[[str], None]) -> str:
     keyword = ask("A word or phrase (empty ends): ")
     if not keyword:
         raise _Bye
-    found = write_prompts(models.writer(), keyword, n=3, style=models.style())
-    for i, text in enumerate(found, 1):
+    prompts = write_prompts(models.writer(), keyword, n=3, style=models.style())
+    for i, text in enumerate(prompts, 1):
         say(f"  {i}  {text}")
-    answer = ask(f"Which one (1 to {len(found)}), or your own prompt [1]: ") or "1"
-    return found[int(answer) - 1] if answer.isdigit() and 1 <= int(answer) <= len(found) else answer
+    answer = ask(f"Which one (1 to {len(prompts)}), or your own prompt [1]: ") or "1"
+    return prompts[int(answer) - 1] if answer.isdigit() and 1 <= int(answer) <= len(prompts) else answer
 
 
 def _picture(models: Models, album: Album, prompt: str, ask: Ask, say: Callable[[str], None]) -> Picture | None:
@@ -77,9 +77,14 @@ def _picture(models: Models, album: Album, prompt: str, ask: Ask, say: Callable[
         wish = Wish(prompt, seed=int(answer) if answer.isdigit() else None).checked(models)
         app = models.app(None)
         made = app.generate(
-            wish.prompt, steps=wish.steps, guidance=wish.guidance or 0.0, width=wish.width, height=wish.height,
-            seed=wish.seed or 0, callback=_progress,
-        )  # fmt: skip
+            wish.prompt,
+            steps=wish.steps,
+            guidance=wish.guidance or 0.0,
+            width=wish.width,
+            height=wish.height,
+            seed=wish.seed or 0,
+            callback=_progress,
+        )
     except OpsmithError as error:
         say(f"  {error}")
         return None

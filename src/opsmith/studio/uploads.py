@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import threading
 import warnings
 from typing import Any
 
@@ -14,12 +15,19 @@ from opsmith.errors import OpsmithError
 from opsmith.pipelines import pictures
 
 FORMATS = ("PNG", "JPEG", "WEBP")
+_TURN = threading.BoundedSemaphore(2)  # a small file may take 100 MB while it is decoded
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
     body: int = 20 * 2**20  # bytes of one request
+    json: int = 4 * 2**20  # of one without pictures: JSON is read in one go, while others wait
     pixels: int = 16 * 10**6  # of one picture
+
+    def largest(self, path: str) -> int:
+        """How many bytes may be sent to PATH."""
+        pictures = not path.startswith("/v1/") or path == "/v1/images/edits"
+        return self.body if pictures else min(self.json, self.body)
 
 
 class Refused(OpsmithError):
@@ -39,6 +47,11 @@ def decode_with_settings(data: bytes, limits: Limits) -> tuple[Image.Image, dict
 def _open(data: bytes, limits: Limits, mode: str) -> tuple[Image.Image, dict[str, Any]]:
     if not data:
         raise Refused("the file is empty")
+    with _TURN:
+        return _decoded(data, limits, mode)
+
+
+def _decoded(data: bytes, limits: Limits, mode: str) -> tuple[Image.Image, dict[str, Any]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower

@@ -16,10 +16,10 @@ from typing import Any
 
 from opsmith import store
 from opsmith.errors import OpsmithError
+from opsmith.measure.bench import bench, expand
+from opsmith.measure.profile import profile
 from opsmith.measure.report.gather import gather
 from opsmith.measure.report.page import page
-
-__all__ = ["gather", "page", "report"]
 
 
 def report(
@@ -42,11 +42,20 @@ def report(
         raise OpsmithError(f"the report is an HTML file, not {target.name!r}", "name it FILE.html")
     if not target.absolute().parent.is_dir():
         raise OpsmithError(f"the folder of {target} does not exist")
-    data = gather(
-        folder, threads=threads, seconds=seconds, rounds=rounds, processes=processes, iterations=iterations,
-        shapes=shapes, seed=seed, rtol=rtol, atol=atol,
-    )  # fmt: skip
-    write(data, target)
+    paths = expand(folder)
+    timed = bench(
+        paths,
+        threads=threads,
+        seconds=seconds,
+        rounds=rounds,
+        processes=processes,
+        shapes=shapes,
+        seed=seed,
+        rtol=rtol,
+        atol=atol,
+    )
+    profiles = profile(paths, threads=threads, iterations=iterations, shapes=shapes, seed=seed)
+    write(gather(paths, timed, profiles), target)
     return target
 
 

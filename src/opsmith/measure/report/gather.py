@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +13,18 @@ from opsmith import machine, store
 from opsmith._version import __version__
 from opsmith.measure import peak
 from opsmith.measure import profile as profiling
-from opsmith.measure.bench import bench, expand, finite, labels
+from opsmith.measure.bench import BenchResult, finite, labels
 from opsmith.measure.compare import graph_facts
 
 
-def gather(
-    folder: store.PathLike,
-    *,
-    threads: int | None = None,
-    seconds: float = 30.0,
-    rounds: int | None = None,
-    processes: int | None = None,
-    iterations: int | None = None,
-    shapes: Mapping[str, int | Sequence[int]] | None = None,
-    seed: int = 0,
-    rtol: float | None = None,
-    atol: float | None = None,
-) -> dict[str, Any]:
-    """Bench and profile every variant of FOLDER and collect what their files say."""
-    paths = expand(folder)
-    timed = bench(
-        paths, threads=threads, seconds=seconds, rounds=rounds, processes=processes, shapes=shapes, seed=seed,
-        rtol=rtol, atol=atol,
-    )  # fmt: skip
-    profiles = profiling.profile(paths, threads=threads, iterations=iterations, shapes=shapes, seed=seed)
+def gather(paths: Sequence[Path], timed: BenchResult, profiles: Sequence[profiling.Profile]) -> dict[str, Any]:
+    """What was measured of the variants at PATHS, and what their files say."""
     limits = peak.cached()
     at = limits.at(timed.threads) if limits else None
     data = {
         "title": paths[0].absolute().parent.parent.name if len(paths) > 1 else paths[0].stem,
         "opsmith": __version__,
-        "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {
             "cpu": machine.cpu_name(),
             "cores": machine.cores(),

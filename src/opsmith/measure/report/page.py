@@ -250,18 +250,9 @@ def _rewrites(data: Mapping[str, Any]) -> tuple[str, str, str] | None:
             parts.append(f"<h3>{label}: rewrite rules</h3>{_table(['rule', '>matches'], rows, f'rules-{number}')}")
         if compiled := record.get("compiled"):
             regions: list[Row] = [
-                [
-                    escape(r["name"]),
-                    str(len(r["nodes"]) if isinstance(r["nodes"], list) else r["nodes"]),
-                    str(r["calls"]),
-                    _number(r.get("before_ms")),
-                    _number(r.get("after_ms")),
-                    "-" if r.get("error") is None else f"{r['error']:.1e}",
-                    "yes" if r["kept"] else escape(f"no: {r['why']}"),
-                ]
-                for r in compiled.get("regions", [])
+                [escape(r["name"]), str(r["nodes"]), str(r["calls"])] for r in compiled.get("regions", [])
             ]
-            heads = ["region", ">nodes", ">kernel calls", ">before ms", ">after ms", ">error", "~kept"]
+            heads = ["region", ">nodes", ">kernel calls"]
             parts.append(f"<h3>{label}: compiled regions</h3>{_table(heads, regions, f'regions-{number}')}")
             left: list[Row] = [[escape(why), str(n)] for why, n in compiled.get("left_to_ort", {}).items()]
             if left:
@@ -273,13 +264,11 @@ def _rewrites(data: Mapping[str, Any]) -> tuple[str, str, str] | None:
 
 def _tuned(tuned: Mapping[str, Any], name: str) -> str:
     """What the tuner chose, and what it measured before and after."""
+    words, times = ("kernel", "sizes", "calls", "analytical", "chosen"), ("us_before", "us_after")
     rows: list[Row] = [
-        [
-            escape(c["kernel"]), escape(c["sizes"]), str(c["calls"]), escape(c["analytical"]), escape(c["chosen"]),
-            _us(c["us_before"]), _us(c["us_after"]),
-        ]
-        for c in tuned["choices"]
-    ]  # fmt: skip
+        [*(escape(str(choice[key])) for key in words), *(_us(choice[key]) for key in times)]
+        for choice in tuned["choices"]
+    ]
     text = (
         f"<p>Search {tuned['search']} on {tuned['threads']} threads: {tuned['calls_changed']} calls changed; the tuned kernels take "
         f"{tuned['ms_after']:.2f} ms instead of {tuned['ms_before']:.2f}.</p>"

@@ -4,7 +4,8 @@ import { $, duration, toast } from "./dom.js";
 import { cancel, ended, follow, news, state } from "./server.js";
 import * as selection from "./selection.js";
 
-const stage = { picture: null, job: null, redo: [] };
+// `loaded` is the picture whose pixels have arrived: only in that one can be selected.
+const stage = { picture: null, loaded: null, job: null, redo: [] };
 export const current = () => stage.picture;
 export const changes = new EventTarget(); // "picture" when another one is shown
 
@@ -20,6 +21,7 @@ export function init() {
 export function show(picture, { keepRedo = false } = {}) {
   if (!picture) return;
   stage.picture = picture;
+  stage.loaded = null;
   if (!keepRedo) stage.redo = [];
   slider(false);
   $("empty").hidden = true;
@@ -31,7 +33,8 @@ export function show(picture, { keepRedo = false } = {}) {
     if (stage.picture !== picture) return;
     fit();
     selection.reset(image);
-    $("overlay").hidden = busyHere();
+    stage.loaded = picture;
+    $("overlay").hidden = busyHere() || !$("slider").hidden;
   };
   image.src = picture.url;
   image.alt = describe(picture);
@@ -118,7 +121,7 @@ function slider(open) {
   const on = Boolean(open && parent);
   $("slider").hidden = !on;
   $("before").hidden = !on;
-  $("overlay").hidden = on || busyHere() || !stage.picture;
+  $("overlay").hidden = on || busyHere() || !stage.picture || stage.loaded !== stage.picture;
   $("compare-before").setAttribute("aria-pressed", on);
   if (on) {
     $("before").src = parent.url;

@@ -1,0 +1,40 @@
+// Products in bf16 with packed weights, at the sizes of the models in benchmarks/: GFLOP/s and share of the peak of PairDot; for few
+// rows GB/s of weights. A is bf16 where PairDot is an instruction, float elsewhere.
+//   g++ -std=c++20 -O3 -march=native -pthread -Isrc/opsmith/kernels benchmarks/kernels/gemm_bf16.cpp -o gemm_bf16 && ./gemm_bf16 2
+#include <type_traits>
+
+#include "bench.hpp"
+#include "gemm.hpp"
+
+using namespace opsmith;
+using namespace opsmith::bench;
+using TA = std::conditional_t<PairDot::fast, bf16, float>;
+
+int main(int argc, char** argv) {
+  Threads threads(thread_count(argc, argv));
+  Pool pool = threads.pool();
+  const double peak = peak_bf16_gflops() * pool.threads, bandwidth = read_bandwidth(pool);
+  printf("%d threads, W=%lld, peak %.0f GFLOP/s, memory %.1f GB/s\n", pool.threads, static_cast<long long>(W), peak, bandwidth);
+  const i64 shapes[][3] = {{128, 768, 768}, {128, 3072, 768}, {128, 768, 3072}, {1024, 768, 768}, {1024, 3072, 768}, {1024, 768, 3072},
+                           {128, 1024, 1024}, {128, 4096, 1024}, {128, 1024, 4096}, {128, 50257, 1024}, {77, 768, 768}, {77, 3072, 768},
+                           {77, 768, 3072}, {4096, 320, 320}, {4096, 2560, 320}, {4096, 320, 1280}, {1024, 640, 640}, {1024, 5120, 640},
+                           {1024, 640, 2560}, {256, 1280, 1280}, {256, 10240, 1280}, {256, 1280, 5120}, {64, 1280, 1280}, {64, 320, 320},
+                           {64, 2560, 320}, {16, 640, 640}, {16, 5120, 640}, {4, 1280, 1280}, {4, 10240, 1280}, {1, 1280, 1280},
+                           {1, 10240, 1280}, {1, 1280, 5120}, {1, 4096, 1024}, {1, 50257, 1024}};
+  for (auto [M, N, K] : shapes) {
+    // Few rows: walk through enough copies of the weights that none is still in a cache.
+    const i64 size = packed_size<bf16x2>(N, K), copies = M <= 77 ? max<i64>(1, 200'000'000 / (size * 4)) : 1;
+    Floats a(M * K), b(copies * size), c(M * N), bias(N);
+    auto ep = [b = bias.data](F sum, Row, i64 column, auto lanes) { return sum + load(b + column, lanes); };
+    double t = best_time(pool.threads, [&] {
+      for (i64 i = 0; i < copies; ++i)
+        gemm_bf16(pool, M, N, K, reinterpret_cast<const TA*>(a.data), K, reinterpret_cast<const bf16*>(b.data + i * size), c.data, N, ep);
+    });
+    t /= static_cast<double>(copies);
+    double gflops = 2e-9 * static_cast<double>(M * N) * static_cast<double>(K) / t, gb = 2e-9 * static_cast<double>(N * K) / t;
+    printf("M=%-5lld N=%-6lld K=%-5lld %10.1f us %8.1f GFLOP/s %4.0f%% of peak", static_cast<long long>(M),
+           static_cast<long long>(N), static_cast<long long>(K), t * 1e6, gflops, 100 * gflops / peak);
+    if (M <= 77) printf("  %6.1f GB/s %4.0f%% of memory", gb, 100 * gb / bandwidth);
+    printf("\n");
+  }
+}

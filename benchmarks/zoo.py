@@ -1,0 +1,211 @@
+"""Any .onnx: every model of the zoo is compiled, verified and timed, and docs/zoo.md is written.
+
+    python benchmarks/zoo.py [--model NAME ...] [--smallest N] [--results FOLDER] [--no-peers] [--untimed] [--write-docs]
+
+Each model is fetched by package name (zoo_models.py), compiled without any option in a process of its own, verified against plain
+ONNX Runtime in another, and timed in turns with stock ONNX Runtime and OpenVINO, as installed and held to f32. The inputs are those
+of zoo.json, stored as the model's test data. RESULTS keeps the compiled variants and one JSON file per model; a model whose file is
+there is not measured again unless --again is given. --untimed compiles everything that can be and checks that it is right, as CI
+does with the smallest. Exit code 1 if a model is refused, wrong, or slower than stock ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import zoo_models
+from zoo_models import ZooModel
+
+import opsmith
+from opsmith import machine, store
+from opsmith.errors import OpsmithError
+from opsmith.measure.bench import bench
+
+DOCS = Path(__file__).parents[1] / "docs" / "zoo.md"
+PEERS = ("openvino-f32", "openvino")
+LIMIT = 1800  # seconds, runs of the model included; the compiler's own steps must take 120 at most
+SLOWER = 0.98  # the lower end of the interval
+
+
+@dataclasses.dataclass
+class Row:
+    """What became of one model. Ratios are times of the other over ours: above 1 we are faster."""
+
+    name: str
+    kind: str
+    nodes: int = 0
+    native: int = 0
+    left: dict[str, int] = dataclasses.field(default_factory=dict)
+    compile_s: float = 0.0  # without runs of the model itself
+    compile_rss: int = 0
+    stock_rss: int = 0
+    error: float | None = None
+    verified: bool = False
+    stock_ms: float | None = None
+    ours_ms: float | None = None
+    ratio: tuple[float, float, float] | None = None  # to stock ORT, with its interval
+    peers: dict[str, float] = dataclasses.field(default_factory=dict)
+    peer_errors: dict[str, float] = dataclasses.field(default_factory=dict)
+    busy: bool = False
+    problem: str | None = None
+
+    @property
+    def good(self) -> bool:
+        return self.problem is None and self.verified and (self.ratio is None or self.ratio[1] >= SLOWER)
+
+
+def prepare(model: ZooModel, folder: Path) -> Path:
+    """The model as a variant with its listed inputs as test data."""
+    variant = folder / model.name / "original"
+    if not variant.exists():
+        variant.mkdir(parents=True)
+        (variant / f"{model.name}_original.onnx").symlink_to(zoo_models.fetch(model).absolute())
+        store.write_test_data(variant, zoo_models.feed(model), {})
+    return variant
+
+
+def compile_alone(source: Path, dest: Path, row: Row, options: Sequence[str] = ()) -> None:
+    """`opsmith compile SRC DEST`, in a process of its own."""
+    shutil.rmtree(dest, ignore_errors=True)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    command = [sys.executable, "-m", "opsmith", "compile", str(source), str(dest), *options]
+    started = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
+    row.compile_s = time.monotonic() - started
+    row.compile_rss = max(0, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, before) * 1024
+    if done.returncode:
+        raise OpsmithError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    (dest.parent / "compile.txt").write_text(done.stdout, encoding="utf-8")
+    compiled = store.read_record(store.find_model(dest))["compiled"]
+    runs = sum(compiled["seconds"].get(step, 0.0) for step in ("verify", "measure", "profile", "find wrong"))
+    row.compile_s -= runs
+    row.nodes, row.native, row.left = compiled["nodes"]["all"], compiled["nodes"]["native"], compiled["left_to_ort"]
+
+
+def measure(model: ZooModel, folder: Path, peers: tuple[str, ...], seconds: float | None) -> Row:
+    """SECONDS None: nothing is timed, and everything that can be is compiled."""
+    row = Row(model.name, model.kind)
+    try:
+        source = prepare(model, folder)
+        dest = source.with_name("compiled")
+        compile_alone(source, dest, row, () if seconds is not None else ("--regions", "all"))
+        checked = opsmith.verify(source, dest)
+        row.verified = checked.ok
+        scaled = [o.max_abs / o.scale for o in checked.worst if o.scale]
+        row.error = max(scaled, default=0.0)
+        if not checked.ok:
+            row.problem = checked.problems[0]
+        if seconds is not None:
+            times(row, source, dest, peers, seconds)
+    except (OpsmithError, subprocess.TimeoutExpired) as error:
+        row.problem = str(error)
+    return row
+
+
+def times(row: Row, source: Path, dest: Path, peers: tuple[str, ...], seconds: float) -> None:
+    pair = bench([source, dest], seconds=seconds)
+    ours, stock = pair.entries[1], pair.entries[0]
+    row.stock_ms, row.ours_ms = stock.run.median * 1e3, ours.run.median * 1e3
+    ratio = pair.ratio(stock.label, ours.label)
+    row.ratio = (ratio.value, ratio.low, ratio.high)
+    row.stock_rss, row.busy = stock.peak_rss, not pair.clean
+    for peer in peers:
+        try:
+            one = bench([source, dest], peer=[peer], seconds=seconds / 2, rtol=1e9, atol=1e9)
+        except OpsmithError:
+            continue  # the peer does not run this model
+        row.peers[peer] = one.ratio(peer, ours.label).value
+        errors = [e.max_abs / e.scale for e in one[peer].errors if e.scale]
+        row.peer_errors[peer] = max(errors, default=0.0)
+
+
+# --- the page ---
+
+
+def page(rows: list[Row]) -> str:
+    ratios = [r.ratio[0] for r in rows if r.ratio]
+    nodes, native = sum(r.nodes for r in rows), sum(r.native for r in rows)
+    lines = [
+        "# The zoo",
+        "",
+        "Real ONNX models from the package registries, none of which Opsmith was made for, each compiled by `opsmith compile MODEL` "
+        "without any option. Written by `benchmarks/zoo.py`; the models are fetched by package name and are not part of this "
+        "repository. Ratios above 1 mean that Opsmith is faster; inputs are random.",
+        "",
+        f"{len(rows)} models: {sum(r.verified for r in rows)} right, {sum(r.native > 0 for r in rows)} with native code, "
+        f"{native} of {nodes} nodes native ({100 * native / max(nodes, 1):.0f} %), "
+        f"median {statistics.median(ratios):.2f}x stock ONNX Runtime."
+        if ratios
+        else "",
+        "",
+        "| model | kind | native nodes | error | stock ORT | Opsmith | times stock ORT (95 %) | times OpenVINO f32 | "
+        "times OpenVINO as installed (its error) | compile | memory |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for r in sorted(rows, key=lambda r: -(r.ratio[0] if r.ratio else 0)):
+        if r.ratio is None:
+            lines.append(f"| {r.name} | {r.kind} | | | | | {r.problem} | | | | |")
+            continue
+        installed = f"{r.peers['openvino']:.2f} ({r.peer_errors['openvino']:.0e})" if "openvino" in r.peers else "-"
+        single = f"{r.peers['openvino-f32']:.2f}" if "openvino-f32" in r.peers else "-"
+        lines.append(
+            f"| {r.name} | {r.kind} | {r.native} of {r.nodes} | {r.error or 0:.0e}{'' if r.verified else ' **wrong**'} "
+            f"| {r.stock_ms:.2f} ms | {r.ours_ms:.2f} ms | **{r.ratio[0]:.2f}** ({r.ratio[1]:.2f} to {r.ratio[2]:.2f}) | {single} "
+            f"| {installed} | {r.compile_s:.0f} s | {r.compile_rss / 2**20:.0f} MiB |"
+        )
+    lines += ["", "What stays with ONNX Runtime, and why:", "", "| model | nodes | what |", "|---|---:|---|"]
+    for r in rows:
+        for what, count in sorted(r.left.items(), key=lambda x: -x[1])[:4]:
+            lines.append(f"| {r.name} | {count} | {what.replace('|', '/')} |")
+    busy = [r.name for r in rows if r.busy]
+    lines += ["", f"Measured on {machine.cpu_name()}, {machine.cores()} threads, {time.strftime('%Y-%m-%d')}."]
+    if busy:
+        lines.append(f"Other processes used the CPU while these were timed: {', '.join(busy)}.")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", help="names of zoo.json")
+    parser.add_argument("--smallest", type=int, help="only this many, by the size of the file")
+    parser.add_argument("--results", type=Path, default=zoo_models.cache() / "results")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of measuring per comparison")
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--untimed", action="store_true", help="compile with --regions all and verify, nothing more")
+    parser.add_argument("--again", action="store_true", help="measure models that were measured before")
+    parser.add_argument("--write-docs", action="store_true")
+    options = parser.parse_args()
+    models = [m for m in zoo_models.zoo() if not options.model or m.name in options.model]
+    if options.smallest:
+        models = sorted(models, key=lambda m: zoo_models.fetch(m).stat().st_size)[: options.smallest]
+    options.results.mkdir(parents=True, exist_ok=True)
+    rows = []
+    seconds = None if options.untimed else options.seconds
+    for model in models:
+        kept = options.results / f"{model.name}.json"
+        if kept.exists() and not options.again:
+            rows.append(Row(**json.loads(kept.read_text(encoding="utf-8"))))
+        else:
+            rows.append(measure(model, options.results, () if options.no_peers else PEERS, seconds))
+            kept.write_text(json.dumps(dataclasses.asdict(rows[-1])), encoding="utf-8")
+        r = rows[-1]
+        ratio = "-" if r.ratio is None else f"{r.ratio[0]:.2f} ({r.ratio[1]:.2f} to {r.ratio[2]:.2f})"
+        state = "right" if r.verified else r.problem
+        print(f"{r.name:22} {r.native:5} of {r.nodes:5} native  {ratio:22} {r.compile_s:4.0f} s  {state}", flush=True)
+    if options.write_docs:
+        DOCS.write_text(page(rows), encoding="utf-8")
+    return 0 if all(r.good for r in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

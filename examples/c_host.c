@@ -1,0 +1,122 @@
+/* Runs an untouched model.onnx from C through the Opsmith execution provider; no Python, no Opsmith installed.
+ *
+ *     opsmith compile model.onnx --ep                      once, on the machine that builds
+ *     cc c_host.c -o c_host -ldl
+ *     ./c_host libonnxruntime.so model.onnx.opsmith/libopsmith_provider.so model.onnx ids=i64:1x8:ids.bin x=f32:1x3:x.bin
+ *
+ * An input is name=type:dims:file with raw numbers; each output is written to <name>.out in the same way. With ORT's header at hand
+ * the calls are those of its OrtApi; without it, as here, they are the slots of that table, which only ever grows. */
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+  const void* (*GetApi)(uint32_t version);
+  const char* (*GetVersionString)(void);
+} OrtApiBase;
+typedef void Status;
+
+static void* const* api;
+#define CALL(slot, result, ...) ((result(*)(__VA_ARGS__))api[slot])
+
+static void check(Status* status) {
+  if (!status) return;
+  fprintf(stderr, "%s\n", CALL(2, const char*, const Status*)(status));
+  exit(1);
+}
+
+enum { MOST = 64 };
+
+static void* read_file(const char* path, size_t* bytes) {
+  FILE* file = fopen(path, "rb");
+  if (!file) perror(path), exit(1);
+  fseek(file, 0, SEEK_END);
+  *bytes = (size_t)ftell(file);
+  rewind(file);
+  void* data = malloc(*bytes ? *bytes : 1);
+  if (fread(data, 1, *bytes, file) != *bytes) perror(path), exit(1);
+  fclose(file);
+  return data;
+}
+
+/* name=type:dims:file -> a tensor; ARGUMENT keeps the name. */
+static void* tensor(char* argument, void* memory_info) {
+  char* type = strchr(argument, '=');
+  char* dims = type ? strchr(type, ':') : NULL;
+  char* file = dims ? strchr(dims + 1, ':') : NULL;
+  if (!file) fprintf(stderr, "%s is not name=type:dims:file\n", argument), exit(2);
+  *type++ = *dims++ = *file++ = 0;
+  int64_t shape[MOST];
+  size_t rank = 0, bytes = 0;
+  for (char* d = strtok(dims, "x"); d && rank < MOST; d = strtok(NULL, "x")) shape[rank++] = atoll(d);
+  void *data = read_file(file, &bytes), *value = NULL;
+  const int kind = !strcmp(type, "i64") ? 7 : 1; /* ONNX's numbers of the types: int64, float */
+  check(CALL(49, Status*, void*, void*, size_t, const int64_t*, size_t, int, void**)(memory_info, data, bytes, shape, rank, kind, &value));
+  return value;
+}
+
+int main(int count, char** arguments) {
+  if (count < 4) return fprintf(stderr, "usage: %s libonnxruntime.so provider.so model.onnx name=type:dims:file ...\n", arguments[0]), 2;
+  void* library = dlopen(arguments[1], RTLD_NOW);
+  if (!library) return fprintf(stderr, "%s\n", dlerror()), 1;
+  const OrtApiBase* base = ((const OrtApiBase* (*)(void))dlsym(library, "OrtGetApiBase"))();
+  api = (void* const*)base->GetApi(24);
+  if (!api) return fprintf(stderr, "ONNX Runtime 1.24 or newer is needed, this is %s\n", base->GetVersionString()), 1;
+
+  /* The provider: register its library, find its device, put it into the session options. */
+  void *env, *options, *session, *memory_info, *allocator;
+  check(CALL(3, Status*, int, const char*, void**)(2, "c_host", &env));
+  check(CALL(301, Status*, void*, const char*, const char*)(env, "opsmith", arguments[2]));
+  const void* const* devices;
+  const void* ours = NULL;
+  size_t number;
+  check(CALL(303, Status*, void*, const void* const**, size_t*)(env, &devices, &number));
+  for (size_t i = 0; i < number; ++i)
+    if (!strcmp(CALL(312, const char*, const void*)(devices[i]), "OpsmithExecutionProvider")) ours = devices[i];
+  if (!ours) return fprintf(stderr, "the provider has no device here\n"), 1;
+  check(CALL(10, Status*, void**)(&options));
+  check(CALL(304, Status*, void*, void*, const void* const*, size_t, const char* const*, const char* const*, size_t)(
+      options, env, &ours, 1, NULL, NULL, 0));
+  check(CALL(7, Status*, void*, const char*, void*, void**)(env, arguments[3], options, &session));
+
+  /* From here on everything is as with any other model. */
+  check(CALL(69, Status*, int, int, void**)(1, 0, &memory_info));
+  check(CALL(78, Status*, void**)(&allocator));
+  const char *inputs[MOST], *outputs[MOST];
+  void *values[MOST], *results[MOST] = {0};
+  size_t fed = 0, given = 0;
+  for (int i = 4; i < count && fed < MOST; ++i) {
+    values[fed] = tensor(arguments[i], memory_info);
+    inputs[fed++] = arguments[i];
+  }
+  check(CALL(31, Status*, void*, size_t*)(session, &given));
+  if (given > MOST) given = MOST;
+  for (size_t i = 0; i < given; ++i)
+    check(CALL(37, Status*, void*, size_t, void*, const char**)(session, i, allocator, &outputs[i]));
+  check(CALL(9, Status*, void*, void*, const char* const*, void* const*, size_t, const char* const*, size_t, void**)(
+      session, NULL, inputs, values, fed, outputs, given, results));
+  for (size_t i = 0; i < given; ++i) {
+    void *info, *data;
+    size_t elements;
+    int kind;
+    check(CALL(65, Status*, void*, void**)(results[i], &info));
+    check(CALL(64, Status*, void*, size_t*)(info, &elements));
+    check(CALL(60, Status*, void*, int*)(info, &kind));
+    check(CALL(51, Status*, void*, void**)(results[i], &data));
+    char name[256];
+    snprintf(name, sizeof name, "%s.out", outputs[i]);
+    FILE* file = fopen(name, "wb");
+    if (!file) return perror(name), 1;
+    fwrite(data, kind == 7 ? 8 : 4, elements, file);
+    fclose(file);
+    printf("%s: %zu elements\n", name, elements);
+    CALL(99, void, void*)(info);
+    CALL(96, void, void*)(results[i]);
+  }
+  CALL(95, void, void*)(session);
+  CALL(100, void, void*)(options);
+  CALL(92, void, void*)(env);
+  return 0;
+}

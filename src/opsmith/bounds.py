@@ -1,0 +1,116 @@
+"""What a model may ask for. A file of 200 bytes can describe a vector of 10^12 elements, or 2^24 nested calls.
+
+    check_calls    functions that call each other without end, or so often that nobody could ever inline them; text and shapes
+                   that ONNX's own inference does not survive
+    check_values   values that would not fit into this machine's memory
+    infer_shapes   ONNX's shape inference, which follows the elements of shape vectors only while they are short
+
+The budgets of folding (rewriter/passes) and of shape arithmetic (analysis) stand where that is done.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+
+import onnx
+import onnx.numpy_helper
+
+from opsmith import machine
+from opsmith.errors import OpsmithError
+
+_EQUATION = re.compile(rb"[A-Za-z., ]*(->[A-Za-z. ]*)?")
+MOST_NODES = 200_000  # with all functions inlined, as ONNX Runtime does when it loads a model
+
+
+def _check_text(node: onnx.NodeProto, what: str) -> None:
+    """ONNX's strings are UTF-8; bytes that are not would be no string to whoever reads the attribute."""
+    for attribute in node.attribute:
+        for text in (attribute.s, *attribute.strings):
+            try:
+                text.decode()
+            except UnicodeDecodeError:
+                raise OpsmithError(f"{what}: attribute {attribute.name!r} of a {node.op_type} is not UTF-8") from None
+        if node.op_type == "Einsum" and not _EQUATION.fullmatch(
+            attribute.s
+        ):  # others keep ONNX's inference busy for ever
+            raise OpsmithError(f"{what}: {attribute.s.decode()!r} is no equation of an Einsum")
+
+
+def _check_shapes(proto: onnx.ModelProto, what: str) -> None:
+    """Refuse constant shapes with sizes below -1, which ONNX's inference computes with until it aborts the process."""
+    constants = {t.name: t for t in proto.graph.initializer if t.data_type == onnx.TensorProto.INT64}
+    for node in proto.graph.node:
+        at = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}.get(node.op_type)
+        tensor = constants.get(node.input[at]) if at is not None and len(node.input) > at else None
+        if tensor is None or tensor.data_location == onnx.TensorProto.EXTERNAL:
+            continue
+        sizes = onnx.numpy_helper.to_array(tensor)
+        if sizes.size and sizes.min() < -1:
+            raise OpsmithError(f"{what}: {node.op_type} to a shape with the size {sizes.min()}")
+
+
+def check_calls(proto: onnx.ModelProto, what: str) -> None:
+    """Refuse functions that call themselves, or each other so often that nobody could ever inline them."""
+    bodies = {(f.domain, f.name, f.overload): f.node for f in proto.functions}
+    sizes: dict[tuple[str, str, str], int] = {}
+    open_calls: set[tuple[str, str, str]] = set()
+
+    def size(nodes: Iterable[onnx.NodeProto]) -> int:
+        total = 0
+        for node in nodes:
+            _check_text(node, what)
+            call = (node.domain, node.op_type, node.overload)
+            if call in open_calls:
+                raise OpsmithError(f"{what}: the function {node.op_type} calls itself")
+            if call in bodies and call not in sizes:
+                open_calls.add(call)
+                sizes[call] = size(bodies[call])
+                open_calls.remove(call)
+            inner = (g for a in node.attribute for g in (a.g, *a.graphs) if g.node)
+            total += sizes.get(call, 1) + sum(size(g.node) for g in inner)
+        return total
+
+    _check_shapes(proto, what)
+    for value in (*proto.graph.input, *proto.graph.output):
+        texts = (value.name, *(d.dim_param for d in value.type.tensor_type.shape.dim))
+        if any(isinstance(text, bytes) for text in texts):  # as protobuf gives what it cannot decode
+            raise OpsmithError(f"{what}: the name of an input, an output or a dim is not UTF-8")
+    if (nodes := size(proto.graph.node)) > MOST_NODES:
+        raise OpsmithError(f"{what} has {nodes:,} nodes once its functions are inlined, more than {MOST_NODES:,}")
+
+
+def check_values(proto: onnx.ModelProto, what: str) -> None:
+    """Refuse a model with a value of known size that is larger than this machine's memory. PROTO loses its weights."""
+    for tensor in proto.graph.initializer:
+        if len(tensor.raw_data) > _SMALL:
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto)
+    except Exception:  # stale or wrong shapes: ONNX Runtime will say so, or does not mind
+        return
+    for name, dims in _sizes(inferred.graph):
+        if math.prod(dims) > (machine.memory_bytes() or math.inf):
+            size = " x ".join(map(str, dims))
+            raise OpsmithError(f"{what}: the value {name!r} has {size} elements, more than this machine's memory holds")
+
+
+def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy with the shapes that ONNX can infer. It keeps every element of a vector as an object of its own."""
+    inferred = onnx.shape_inference.infer_shapes(proto)
+    if sum(dims[0] for _, dims in _sizes(inferred.graph) if len(dims) == 1) > FOLLOWED:
+        return inferred
+    return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+
+
+_SMALL = 4096  # bytes; larger weights are no shapes
+FOLLOWED = 1 << 20  # elements of all vectors together
+
+
+def _sizes(graph: onnx.GraphProto) -> Iterator[tuple[str, list[int]]]:
+    for value in (*graph.value_info, *graph.output):
+        shape = value.type.tensor_type.shape
+        if all(d.HasField("dim_value") for d in shape.dim):
+            yield value.name, [d.dim_value for d in shape.dim]

@@ -1,0 +1,217 @@
+"""How far a model is from itself: does a difference exceed what its own rounding does?
+
+A step (a quantizer, a rounding, a comparison) turns a difference of the last bit into one of a whole step, and the next
+layers amplify it: a quantized model differs from itself by a tenth of its output when ONNX Runtime's optimizations are
+switched off. So the source is run again with its optimizations off, with its inputs an ulp away, and with what enters its
+steps a few ulps away. What these runs differ by is its spread; a variant may differ from it by twice as much, in every
+statistic: the largest difference, the mean square, and the systematic parts that rounding does not have (offset, gain),
+over all elements and over the worst slice of every axis, where a wrong channel shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from opsmith import session
+from opsmith.check.inputs import Array
+from opsmith.errors import OpsmithError
+
+ROOM = 2.0  # times its own spread
+ULPS = 8  # that what enters a step moves by at most, as it does when a sum is taken in another order
+SEEDS = (1, 2, 3)
+
+# Operators whose result jumps where their operand moves by an ulp.
+STEPS = {
+    "QuantizeLinear", "DynamicQuantizeLinear", "Round", "Floor", "Ceil", "Sign", "ArgMax", "ArgMin", "TopK", "Greater", "Less",
+    "GreaterOrEqual", "LessOrEqual", "Equal", "NonMaxSuppression", "NonZero", "Unique", "Hardmax", "DynamicQuantizeMatMul",
+    "DynamicQuantizeLSTM", "MatMulIntegerToFloat", "QAttention", "QGemm", "MatMulNBits", "ThresholdedRelu", "Shrink",
+}  # fmt: skip
+_INTEGERS = {onnx.TensorProto.DataType.Value(f"{u}INT{b}") for u in ("", "U") for b in (8, 16, 32, 64)}
+_EPSILON = {
+    onnx.TensorProto.FLOAT: ULPS * 2.0**-23,
+    onnx.TensorProto.FLOAT16: 2.0**-10,
+    onnx.TensorProto.DOUBLE: ULPS * 2.0**-52,
+}
+
+
+def has_steps(model: ir.Model) -> bool:
+    bodies = [model.graph, *(f.graph for f in model.functions.values())]
+    return any(is_step(n) for body in bodies for n in body.all_nodes())
+
+
+def is_step(node: ir.Node) -> bool:
+    to = node.attributes.get("to")
+    return _is_step(node.op_type, to.as_int() if node.op_type == "Cast" and to is not None else 0)
+
+
+def _is_step(op: str, to: int) -> bool:
+    return op in STEPS or (op == "Cast" and to in _INTEGERS)
+
+
+# --- running the source a little differently -----------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One way to run the source that must give the same result but for rounding."""
+
+    what: str
+    optimize: bool = True
+    edit: Callable[[onnx.ModelProto], None] | None = None
+    seed: int | None = None  # of the inputs' last bits
+
+
+def runs(steps: bool) -> list[Run]:
+    found = [Run("optimizations off", optimize=False), *(Run("inputs an ulp away", seed=s) for s in SEEDS[:2])]
+    if steps:
+        found += [Run("steps a few ulps away", edit=_shaken(s)) for s in SEEDS]
+    return found
+
+
+def answers(
+    path: Path,
+    feeds: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]],
+    steps: bool,
+    threads: int | None,
+    ulp: float | None = None,
+) -> Iterator[tuple[int, list[Any]]]:
+    """(index of the feed, outputs) for every feed and run; a run that ONNX Runtime refuses is left out.
+
+    A feed comes with the usual size of the inputs that are degenerate in it: zeros have no ulp to speak of, but what a model
+    computes from them is as far from zero as from usual inputs, and is rounded there: to ULP, where the variant has a coarser one.
+    """
+    for run in runs(steps):
+        try:
+            running = session.load(path, threads=threads, optimize=run.optimize, edit=run.edit)
+            for index, (feed, usual) in enumerate(feeds):
+                moved = dict(feed)
+                if run.seed is not None:
+                    moved = {n: _ulp_away(a, run.seed, usual.get(n), ulp) for n, a in feed.items()}
+                yield index, session.run(running, moved)
+        except OpsmithError:
+            continue
+
+
+def _ulp_away(array: Any, seed: int, usual: float | None, ulp: float | None) -> Any:
+    """Each float one step up, down, or where it is; a step of USUAL, where it is given and larger. Whole numbers in floats
+    stay what they are, unless they are degenerate."""
+    if not isinstance(array, np.ndarray) or array.dtype not in (np.float16, np.float32, np.float64):
+        return array
+    away = np.random.default_rng(seed).choice(np.array([-1.0, 0.0, 1.0]), array.shape)
+    if usual is not None:
+        step = np.maximum(np.abs(array), usual) * (ulp or np.finfo(array.dtype).eps)
+        return (array + away * step).astype(array.dtype)
+    if np.array_equal(array, np.round(array)):
+        return array
+    return np.where(away == 0, array, np.nextafter(array, np.copysign(np.inf, away).astype(array.dtype)))
+
+
+def _shaken(seed: int) -> Callable[[onnx.ModelProto], None]:
+    """An edit that multiplies what enters each step by 1 plus or minus a few ulps."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        inferred = onnx.shape_inference.infer_shapes(proto)
+        kinds: dict[str, int] = {}
+        _collect(inferred.graph, kinds)
+        _shake(proto.graph, kinds, np.random.default_rng(seed))
+
+    return edit
+
+
+def _collect(graph: onnx.GraphProto, kinds: dict[str, int]) -> None:
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        kinds[value.name] = value.type.tensor_type.elem_type
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _collect(attribute.g, kinds)
+
+
+def _shake(graph: onnx.GraphProto, kinds: Mapping[str, int], rng: np.random.Generator) -> None:
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _shake(attribute.g, kinds, rng)
+        to = next((a.i for a in node.attribute if a.name == "to"), 0)
+        if _is_step(node.op_type, to) and node.input and (kind := kinds.get(node.input[0], 0)) in _EPSILON:
+            name = f"{node.input[0]}.shaken.{len(nodes)}.{graph.name}"
+            nodes += _shaker(node.input[0], name, kind, float(rng.integers(1 << 20)))
+            node.input[0] = name
+        nodes.append(node)
+    kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _shaker(value: str, name: str, kind: int, seed: float) -> list[onnx.NodeProto]:
+    """NAME = VALUE, each element times 1 plus or minus up to a few ulps."""
+    low, high = 1 - _EPSILON[kind], 1 + _EPSILON[kind]
+    wide = onnx.TensorProto.FLOAT if kind == onnx.TensorProto.FLOAT16 else kind  # of which halves have no generator
+    make = onnx.helper.make_node
+    return [
+        make("RandomUniformLike", [value], [f"{name}.wide"], dtype=wide, low=low, high=high, seed=seed),
+        make("Cast", [f"{name}.wide"], [f"{name}.by"], to=kind),
+        make("Mul", [value, f"{name}.by"], [name]),
+    ]
+
+
+# --- comparing differences ------------------------------------------------------------------------------------
+
+
+def statistics(reference: Array, other: Array) -> dict[str, float] | None:
+    """What a difference is like; None if the two cannot be subtracted or have NaN or infinity in different places."""
+    if reference.shape != other.shape or reference.dtype != other.dtype or reference.dtype.kind not in "fiub":
+        return None
+    if reference.dtype.kind == "f":
+        a, b = reference.astype(np.float64), other.astype(np.float64)
+        finite = np.isfinite(a)
+        if not np.array_equal(np.where(finite, 0, a), np.where(np.isfinite(b), 0, b), equal_nan=True):
+            return None
+        a, b = np.where(finite, a, 0), np.where(finite, b, 0)
+    elif reference.dtype.itemsize == 1 and reference.dtype.kind != "b":
+        a, b = reference.astype(np.float64), other.astype(np.float64)
+    else:  # indices and labels: which differ, not by how much
+        a, b = np.zeros(reference.shape), (reference != other).astype(np.float64)
+    difference = b - a
+    if not difference.size:
+        return {}
+    size = size_of(a)
+    found = {
+        "largest": float(np.abs(difference).max()),
+        "mean square": float(np.sqrt(np.mean(difference**2))),
+        "offset": abs(float(difference.mean())),
+        "gain": abs(float(np.mean(difference * a))) / size if size else 0.0,
+    }
+    for axis, length in enumerate(difference.shape):
+        if length > 1 and difference.ndim > 1:
+            others = tuple(i for i in range(difference.ndim) if i != axis)
+            found[f"mean square on axis {axis}"] = float(np.sqrt((difference**2).mean(others)).max())
+            found[f"offset on axis {axis}"] = float(np.abs(difference.mean(others)).max())
+    return found
+
+
+def size_of(reference: Array) -> float:
+    """The root of the mean square of what is finite."""
+    numbers = reference.astype(np.float64) if reference.dtype.kind in "fiub" else np.zeros(1)
+    finite = numbers[np.isfinite(numbers)]
+    return float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
+
+
+def exceeds(variant: Mapping[str, float], own: Mapping[str, float], floor: float) -> str | None:
+    """The statistic in which a variant is farther from the source than twice the source's own spread; None if there is none.
+
+    FLOOR is what tolerance allows an element of the usual size: a mean below it is no news.
+    """
+    for name, value in variant.items():
+        room = ROOM * own.get(name, 0.0)
+        if value > (room if name == "largest" else max(room, floor)):
+            return f"{name} {value:.3g}, its own {own.get(name, 0.0):.3g}"
+    return None

@@ -1,0 +1,475 @@
+"""`opsmith compile`: any ONNX model in, the same model with native custom ops out. `compile` is the list of its steps."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from opsmith import machine, progress, session, settings, store
+from opsmith.check.feed import Given, Judged, judged_feed
+from opsmith.check.inputs import Fixed
+from opsmith.check.verify import VerifyResult
+from opsmith.compiler import geometry, keep, tune
+from opsmith.compiler.build import Compiler, build, find_compiler
+from opsmith.compiler.convert import Blob, replace_regions, save_converted, seal_weights, write_weights
+from opsmith.compiler.cut import Cut, HandedBack, cut
+from opsmith.compiler.emit import Source as SourceFile
+from opsmith.compiler.emit import emit_instances, emit_region, emit_registration, instances
+from opsmith.compiler.find_wrong import Found, find_wrong
+from opsmith.compiler.lower import Target
+from opsmith.compiler.plan import plan_memory
+from opsmith.compiler.precision import FP32, PRECISIONS, Precision
+from opsmith.compiler.program import show
+from opsmith.compiler.source import Source, load, prepare
+from opsmith.compiler.step_by_step import find_hidden, passed_by_spread
+from opsmith.compiler.tune import Tuning
+from opsmith.errors import NotTheSame, OpsmithError
+from opsmith.store import Draft, ModelLike, PathLike, Variant
+
+MOST_CUTS = 4  # that are measured; each handed back what lost in the one before
+MOST_WRONG = 8  # nodes that may be found wrong, one by one, before their whole region goes back
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the user asked for. docs/compile.md says what the options mean."""
+
+    src: ModelLike
+    dest: PathLike
+    regions: str = "auto"
+    search: int = 0
+    strict: bool = False
+    shapes: Fixed | None = None
+    inputs: Given | None = None
+    verify: bool = True
+    tool: Compiler | None = None  # None: only the source is wanted
+    precision: Precision = FP32
+    cpu: str = geometry.NATIVE
+
+    @property
+    def target(self) -> Target:
+        return Target(geometry.for_cpu(self.cpu), self.strict, precision=self.precision)
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether what is compiled can be verified and measured on this machine."""
+        return geometry.needed(self.target.isa) <= machine.cpu_features()
+
+    @property
+    def measured(self) -> bool:
+        return self.regions == "auto" and self.tool is not None and self.runs_here
+
+    @property
+    def options(self) -> dict[str, Any]:
+        shapes = {"shapes": dict(self.shapes)} if self.shapes else {}
+        precision = {} if self.precision is FP32 else {"precision": self.precision.name}
+        cpu = {} if self.cpu == geometry.NATIVE else {"cpu": self.cpu}
+        return {"regions": self.regions, "search": self.search, "strict": self.strict, **cpu, **precision, **shapes}
+
+
+@dataclasses.dataclass
+class RegionResult:
+    """One line of the table that `compile` prints."""
+
+    name: str
+    nodes: list[str]
+    calls: int
+
+
+@dataclasses.dataclass
+class CompileResult:
+    variant: Variant | None
+    regions: list[RegionResult]
+    left: list[tuple[str, str, str]]  # op type, node, reason: what stayed with ORT
+    nodes: int  # of the source
+    sources: list[SourceFile] = dataclasses.field(default_factory=list)
+    verified: VerifyResult | None = None
+    judged: Judged | None = None  # the inputs it was measured with
+    timing: keep.Timing | None = None  # source and compiled model; None where nothing was measured
+    remarks: list[str] = dataclasses.field(default_factory=list)
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # where compile's own time went
+    tuning: Tuning | None = None  # what was measured and chosen, with search 1 and 2
+
+    @property
+    def native(self) -> int:
+        """Nodes of the source that no longer run in ONNX Runtime."""
+        return self.nodes - len(self.left)
+
+
+def compile(
+    src: ModelLike,
+    dest: PathLike,
+    *,
+    regions: str = "auto",
+    search: int | None = None,
+    strict: bool = False,
+    precision: str | None = None,
+    shapes: Fixed | None = None,
+    inputs: Given | None = None,
+    verify: bool = True,
+    compiler: str | None = None,
+    emit_only: bool = False,
+    dry_run: bool = False,
+    overwrite: bool = False,
+    cpu: str = geometry.NATIVE,
+) -> CompileResult:
+    """Compile SRC into the variant folder DEST. docs/compile.md says what the options mean."""
+    chosen = settings.get(search=search, precision=precision)
+    tool = None if emit_only or dry_run else find_compiler(compiler)
+    precise = PRECISIONS[chosen.precision]
+    request = Request(src, dest, regions, chosen.search, strict, shapes, inputs, verify, tool, precise, cpu)
+    if chosen.search and not request.runs_here:
+        raise OpsmithError(f"kernels for {cpu} cannot be measured on this CPU", "compile for it with --search 0")
+    clock = Clock()
+    source = prepare(load(src, shapes))
+    clock.lap("rewrite")
+    if dry_run:
+        return summarize(cut(source, regions, request.target), clock)
+    parent = _parent(src)
+    with store.new_variant(dest, verb="compile", parent=parent, options=request.options, overwrite=overwrite) as draft:
+        best: Attempt | None = None
+        for attempt in attempts(source, request, draft, clock):
+            best = better(best, attempt)
+        result = finish(best, request, draft)
+    result.variant = Variant(store.find_model(dest))
+    return result
+
+
+# --- one attempt after the other ---
+
+
+@dataclasses.dataclass
+class Attempt:
+    """One cut, built into a folder of its own."""
+
+    draft: Draft
+    cut: Cut
+    result: CompileResult
+    blobs: list[Blob]
+    domain: str
+
+    @property
+    def speed(self) -> float:
+        return self.result.timing.ratio if self.result.timing is not None else 1.0
+
+
+def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> Iterator[Attempt]:
+    """Cut, build, verify, measure; again without the nodes that were wrong or slow, as long as that promises something.
+
+    Only attempts that verified come out.
+    """
+    handed_back: HandedBack = {}
+    remarks: list[str] = []
+    judged = judged_feed(request.src, request.shapes, request.inputs) if request.tool is not None else None
+    target = dataclasses.replace(request.target, sizes=typical_sizes(source, judged))
+    with store.on_disk(request.src) as path, tempfile.TemporaryDirectory(prefix="opsmith-judge-") as scratch:
+        judge = None
+        if request.measured and judged is not None and judged.feed is not None:
+            judge = keep.Judge(path, judged.feed, Path(scratch))
+        measured = wrong = number = 0
+        while True:
+            pieces = cut(source, request.regions, target, handed_back)
+            clock.lap("lower")
+            pieces, tuning = tuned(pieces, request, target, handed_back)
+            clock.lap("tune")
+            attempt = build_attempt(pieces, request, draft, number, clock)
+            attempt.result.tuning, attempt.result.judged = tuning, judged
+            attempt.result.remarks += remarks
+            number += 1
+            if request.verify and not request.runs_here:
+                attempt.result.remarks.append(f"not verified: this CPU cannot run what was compiled for {request.cpu}")
+            elif request.verify and request.tool is not None and pieces.regions:
+                found = examine(path, attempt, request, target, wrong)
+                clock.lap("verify")
+                if found is not None:
+                    wrong += 1
+                    handed_back |= found.nodes
+                    remarks.append(found.remark)
+                    shutil.rmtree(attempt.draft.folder)
+                    continue
+            if request.verify and not pieces.regions:
+                session.load(path, optimize=False)  # a copy of what does not even load is no result
+            if judge is None or not pieces.regions:
+                yield attempt
+                return
+            attempt.result.timing = judge.time(attempt.draft.path)
+            clock.lap("measure")
+            measured += 1
+            # what is measured beside other work says nothing about single kernels
+            quiet = not attempt.result.timing.busy
+            losers = judge.losers(attempt.draft.path) if quiet and measured < MOST_CUTS else []
+            clock.lap("profile")
+            yield attempt  # which may be deleted by now, if another one is faster
+            slow = {name: keep.why(group) for group in losers for name in group.nodes if name not in handed_back}
+            if not slow or not judge.promises(losers):
+                return
+            handed_back |= slow
+
+
+def examine(source: Path, attempt: Attempt, request: Request, target: Target, wrong: int) -> Found | None:
+    """Verify an attempt; what of it has to go back to ONNX Runtime, WRONG such findings before."""
+    result = attempt.result
+    result.verified = check(source, attempt, request)
+    if (why := result.verified.unchecked) is not None:
+        result.remarks.append(f"not verified, no inputs were found that the source runs on: {why}")
+        return None
+    return what_differs(attempt, request, target, wrong)
+
+
+def what_differs(attempt: Attempt, request: Request, target: Target, wrong: int) -> Found | None:
+    """What of a verified attempt has to go back to ONNX Runtime, WRONG such findings before; None if nothing has to."""
+    pieces, verified = attempt.cut, attempt.result.verified
+    assert verified is not None
+    hidden = None
+    if verified.ok:
+        if not passed_by_spread(verified) or wrong >= MOST_WRONG or request.precision is not FP32:
+            return None
+        try:
+            hidden = find_hidden(pieces, verified, target)
+        except OpsmithError as error:
+            attempt.result.remarks.append(f"it passed by its own spread, and its parts could not be compared: {error}")
+        if hidden is None:
+            return None
+    problems = "; ".join(verified.problems[:3]) or (hidden.remark if hidden else "")
+    if request.precision is not FP32 and not any(c.problem for c in verified.cases):
+        raise NotTheSame(
+            f"in {request.precision.name} the model is too far from its source: {problems}",
+            "compile it with --precision fp32",
+        )
+    if request.regions == "whole":
+        raise NotTheSame(f"the compiled model differs from its source: {problems}")
+    return hidden or find_wrong(pieces, verified, target, give_up=wrong >= MOST_WRONG)
+
+
+def better(best: Attempt | None, attempt: Attempt) -> Attempt:
+    """The faster of two; the other one is deleted."""
+    if best is None:
+        return attempt
+    loser, winner = sorted((best, attempt), key=lambda a: a.speed)
+    shutil.rmtree(loser.draft.folder)
+    return winner
+
+
+def finish(best: Attempt | None, request: Request, draft: Draft) -> CompileResult:
+    """The best attempt becomes the variant; where none is faster than the source, the source itself does."""
+    assert best is not None
+    result = best.result
+    if not best.cut.regions or (result.timing is not None and result.timing.slower):
+        return keep_source(best, request, draft)
+    for file in best.draft.folder.iterdir():
+        shutil.move(str(file), draft.folder / file.name)
+    best.draft.folder.rmdir()
+    record(draft, best, request)
+    return result
+
+
+def record(draft: Draft, best: Attempt, request: Request) -> None:
+    """Provenance: what was compiled, for which CPU, with which algorithms, how exact and how fast it was measured to be."""
+    result = best.result
+    library = next(draft.folder.glob("lib*.so"), None)
+    draft.record["compiled"] = _facts(best.cut, result, best.domain, library, request.tool)
+    if result.verified is not None:
+        worst = result.verified.worst
+        draft.record["verified"] = {
+            o.name: {
+                "max_abs": o.max_abs,
+                "max_rel": o.max_rel,
+                **({} if o.bound is None else {"of_scale": o.of_scale, "cosine": o.cosine, "bound": o.bound}),
+                **({} if o.spread is None else {"own_spread": o.spread}),
+            }
+            for o in worst
+        }
+    if result.judged is not None:
+        draft.record["inputs"] = result.judged.record
+
+
+def keep_source(best: Attempt, request: Request, draft: Draft) -> CompileResult:
+    """Nothing is worth compiling: the variant is the source, byte for byte."""
+    result = best.result
+    slow = result.timing
+    why = "nothing in it can be compiled" if slow is None else f"compiled it would run at {slow.ratio:.2f}x its speed"
+    result.remarks.append(f"the model stays as it is, all with ONNX Runtime: {why}")
+    shutil.rmtree(best.draft.folder)
+    reasons = {name: why for _, name, why in result.left}
+    stay = best.cut.source.nodes()
+    result.left = [(n.op_type, n.name or "", reasons.get(n.name or "", "faster in ONNX Runtime")) for n in stay]
+    result.regions, result.sources = [], []
+    store.copy_model(request.src, draft.path)
+    _copy_test_data(request.src, draft)
+    draft.record["compiled"] = _facts(best.cut, result, None, None, request.tool) | {"regions": []}
+    return result
+
+
+def build_attempt(pieces: Cut, request: Request, draft: Draft, number: int, clock: Clock) -> Attempt:
+    """Pack, emit, build, convert."""
+    folder = draft.folder / f"attempt{number}"
+    folder.mkdir()
+    own = dataclasses.replace(draft, folder=folder, path=folder / draft.path.name, record=dict(draft.record))
+    data = own.path.with_name(f"{own.path.name}.data")
+    blobs = pack_weights(pieces, data)
+    # the source's pages, which packing read, would count on top of what verifying needs
+    store.release(pieces.source.model)
+    clock.lap("pack")
+    result = summarize(pieces, clock)
+    result.sources, domain = emit(pieces, blobs)
+    seal_weights(data, blobs, domain)
+    library = make_library(result.sources, domain, own, request.tool, pieces.isa) if pieces.regions else None
+    for program in pieces.programs:
+        (own.source_folder / f"{program.name}.txt").write_text(show(program), encoding="utf-8")
+    store.write_origins(own.path, {p.name: [list(c.origins) for c in p.calls] for p in pieces.programs})
+    clock.lap("build")
+    save_converted(replace_regions(pieces.source, pieces.regions, blobs, domain, data), own.path, data)
+    _copy_test_data(request.src, own)
+    attempt = Attempt(own, pieces, result, blobs, domain)
+    own.record["compiled"] = _facts(pieces, result, domain, library, request.tool)
+    own.write_record()  # sessions find the library through it
+    return attempt
+
+
+def tuned(pieces: Cut, request: Request, target: Target, handed_back: HandedBack) -> tuple[Cut, Tuning | None]:
+    """Measure what the kernels of this cut could do better, and lower it again with what was found."""
+    if not request.search or request.tool is None:
+        return pieces, None
+    tuning = tune.tune(pieces.programs, target.sizes, level=request.search, isa=target.isa, compiler=request.tool)
+    again = cut(pieces.source, request.regions, dataclasses.replace(target, tuned=tuning.outcomes), handed_back)
+    tune.record(tuning, pieces.programs, again.programs)
+    return again, tuning
+
+
+def typical_sizes(source: Source, judged: Judged | None) -> dict[str, int]:
+    """The dynamic dims as the judged inputs have them."""
+    sizes: dict[str, int] = {}
+    feed = judged.feed if judged is not None else None
+    for value in source.working.graph.inputs:
+        array, facts = (feed or {}).get(value.name or ""), source.scopes[0].analysis.facts.get(value)
+        if array is None or facts is None:
+            continue
+        for d, size in zip(facts.dims, array.shape):
+            if d.name is not None:
+                sizes.setdefault(d.name, size)
+    return sizes
+
+
+class Clock:
+    """Seconds per step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + now - self._last, 3)
+        self._last = now
+
+
+# --- the steps ---
+
+
+def pack_weights(pieces: Cut, data: Path) -> list[Blob]:
+    with progress.task("packing weights", sum(len(p.weights) for p in pieces.programs)) as step:
+        return write_weights(pieces.programs, data, lambda _: step())
+
+
+def emit(pieces: Cut, blobs: list[Blob]) -> tuple[list[SourceFile], str]:
+    """All C++ of the library, and its custom-op domain: a hash of its content, so that two models can meet in one process.
+
+    What the weights are is not part of it: one library serves all that have the same shapes."""
+    sources = emit_instances(instances(pieces.programs))
+    sources += [emit_region(p, plan_memory(p)) for p in pieces.programs]
+    content = "".join(s.text for s in sources) + str(blobs) + pieces.isa.name  # which says how weights are packed
+    digest = hashlib.sha256(content.encode()).hexdigest()[:12]
+    domain = f"opsmith.{digest}"
+    sources.append(emit_registration(domain, pieces.regions, pieces.programs, blobs))
+    return sources, domain
+
+
+def make_library(
+    sources: list[SourceFile], domain: str, draft: Draft, tool: Compiler | None, isa: geometry.InstructionSet
+) -> Path:
+    library = draft.folder / f"lib{draft.path.stem}_{domain.rsplit('.', 1)[1]}.so"
+    folder = draft.source_folder
+    if tool is None:
+        folder.mkdir()
+        for source in sources:
+            (folder / source.name).write_text(source.text, encoding="utf-8")
+        return library
+    with progress.task("compiling kernels", sum(s.compiled for s in sources)) as step:
+        return build(sources, folder, library, compiler=tool, isa=isa, on_step=lambda _: step())
+
+
+def check(source: Path, attempt: Attempt, request: Request) -> VerifyResult:
+    """Against the unchanged model, on its test data and on fresh random inputs."""
+    from opsmith.check.verify import verify as verify_models
+
+    return verify_models(source, Variant(attempt.draft.path), inputs=request.inputs, precision=request.precision.name)
+
+
+# --- what is told about it ---
+
+
+def summarize(pieces: Cut, clock: Clock) -> CompileResult:
+    rows = [
+        RegionResult(r.name, [n.name or n.op_type for n in r.nodes], len(p.calls))
+        for r, p in zip(pieces.regions, pieces.programs)
+    ]
+    reasons = {n.name: why for n, why in pieces.reasons.items()}
+    left = [(n.op_type, n.name or "", reasons.get(n.name, AROUND)) for n in pieces.left]
+    return CompileResult(None, rows, left, len(pieces.source.nodes()), seconds=clock.seconds)
+
+
+AROUND = "feeds nodes that stay"
+
+
+def _facts(
+    pieces: Cut, result: CompileResult, domain: str | None, library: Path | None, tool: Compiler | None
+) -> dict[str, Any]:
+    counts: dict[str, int] = {}
+    for op, _, reason in result.left:
+        counts[f"{op}: {reason}"] = counts.get(f"{op}: {reason}", 0) + 1
+    notes = [n for p in pieces.programs for c in p.calls for n in c.notes]
+    return {
+        "library": library.name if library else None,
+        **({"sha256": store.checksum(library)} if library and library.exists() else {}),
+        "domain": domain,
+        "cpu_features": sorted(geometry.needed(pieces.isa)),
+        "compiler": f"{tool.name} {tool.version}" if tool else None,
+        "regions": [{**dataclasses.asdict(r), "nodes": len(r.nodes)} for r in result.regions],
+        "nodes": {"all": result.nodes, "native": result.native},
+        "left_to_ort": counts,
+        "handed_back": sorted(pieces.handed_back),
+        "sizes": dict(pieces.target.sizes) if pieces.target is not None else {},
+        "cache": "in place" if pieces.in_place else None,
+        "algorithms": {n: notes.count(n) for n in sorted(set(notes))},
+        "precision": dict(
+            collections.Counter(c.precision.name for p in pieces.programs for c in p.calls if c.precision)
+        ),
+        "seconds": result.seconds,
+        "measured": None if result.timing is None else _measured(result),
+        "remarks": result.remarks,
+        **({"tuned": result.tuning.to_dict()} if result.tuning else {}),
+    }
+
+
+def _measured(result: CompileResult) -> dict[str, Any]:
+    assert result.timing is not None and result.judged is not None
+    shapes = {name: list(a.shape) for name, a in (result.judged.feed or {}).items()}
+    return {**dataclasses.asdict(result.timing), "inputs": shapes, "inputs_from": result.judged.origin}
+
+
+def _parent(src: ModelLike) -> ModelLike | None:
+    return None if isinstance(src, ir.Model) else src
+
+
+def _copy_test_data(src: ModelLike, draft: Draft) -> None:
+    if isinstance(src, (str, Path, Variant)):
+        store.copy_test_data(store.find_model(src), draft.folder)

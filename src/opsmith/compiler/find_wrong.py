@@ -1,0 +1,168 @@
+"""Which node of a compiled model computes something else than ONNX Runtime does?
+
+1. The working copy runs in ONNX Runtime on the inputs that differed, and every value in it is kept.
+2. Each region runs alone on what it should have been given: the ones that answer wrongly are at fault.
+3. In a region at fault the shortest run of its first nodes that is wrong is found by halving; its last node is the culprit.
+
+The culprit stays with ONNX Runtime, and everything else can be compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+
+from opsmith import session, store
+from opsmith.check.verify import BOUNDS, OutputCheck, VerifyResult, compare_arrays, worst_first
+from opsmith.compiler import geometry
+from opsmith.compiler.build import build, find_compiler
+from opsmith.compiler.convert import Blob, region_node, seal_weights, write_weights
+from opsmith.compiler.cut import Cut, GoesBack, HandedBack, lower
+from opsmith.compiler.emit import emit_instances, emit_region, emit_registration, instances
+from opsmith.compiler.lower import Program, Target
+from opsmith.compiler.partition import Region, region_inputs
+from opsmith.compiler.plan import plan_memory
+from opsmith.errors import OpsmithError
+
+Values = Mapping[str, Any]
+SHOWN = 160  # characters of a problem
+LARGEST = 2 << 30  # bytes of values that are kept at once; above it, whole regions are handed back
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    nodes: HandedBack
+    remark: str  # for the user
+
+
+def find_wrong(pieces: Cut, verified: VerifyResult, target: Target, give_up: bool) -> Found:
+    """GIVE_UP: hand back whole regions, without looking closer."""
+    failed = next(case for case in verified.cases if not case.ok)
+    problem = failed.problem or next(o.problem for o in failed.outputs if not o.ok) or ""
+    if failed.problem and not give_up:  # it does not run: ONNX Runtime names the region
+        named = [r for r in pieces.regions if re.search(rf"\b{r.name}\b", failed.problem)]
+        if named:
+            return _whole_regions(named, problem)
+    if give_up:
+        return _whole_regions(pieces.regions, problem)
+    try:
+        values = all_values(pieces, failed.inputs or {})
+        faults = _faults(pieces, target, values)
+    except OpsmithError as error:
+        faults, values, problem = [], {}, f"{problem}; {error}"
+    if not faults:
+        return _whole_regions([r for r in pieces.regions if r.path] or pieces.regions, problem)
+    region, check = max(faults, key=lambda fault: fault[1].needed_rtol + fault[1].needed_atol)
+    node = _culprit(region, pieces, target, values)
+    why = f"computed something else than ONNX Runtime ({check.problem})"
+    return Found({node.name or "": why}, f"{node.op_type} {node.name} {why}: it stays there. This is a defect of ours")
+
+
+def _faults(pieces: Cut, target: Target, values: Values) -> list[tuple[Region, OutputCheck]]:
+    """The regions that answer wrongly; those in bodies are not asked, their values change from turn to turn."""
+    outside = [r for r in pieces.regions if not r.path]
+    return [(r, check) for r in outside if not (check := _check(r, pieces, target, values)).ok]
+
+
+def _whole_regions(regions: Sequence[Region], problem: str) -> Found:
+    nodes = {n.name or "": f"the compiled model differed: {problem[:SHOWN]}" for r in regions for n in r.nodes}
+    which = "1 region goes" if len(regions) == 1 else f"{len(regions)} regions go"
+    return Found(nodes, f"{which} back to ONNX Runtime: {problem[-SHOWN:]}. This is a defect of ours")
+
+
+def all_values(pieces: Cut, feed: Values) -> Values:
+    """Every value of the working copy, as ONNX Runtime computes it without optimizations."""
+    working = pieces.source.working
+    outside = [r for r in pieces.regions if not r.path]
+    names = {v.name or "" for r in outside for n in r.nodes for v in n.outputs if v.name}
+    names |= {v.name or "" for r in outside for v in r.inputs if not v.is_graph_input()}
+
+    def expose(proto: onnx.ModelProto) -> None:
+        present = {o.name for o in proto.graph.output}
+        proto.graph.output.extend(onnx.ValueInfoProto(name=n) for n in sorted(names - present))
+
+    with tempfile.TemporaryDirectory(prefix="opsmith-values-") as folder:
+        path = Path(folder) / "working.onnx"
+        store.save_model(working, path)
+        running = session.load(path, optimize=False, edit=expose)
+        found = dict(zip([o.name for o in running.get_outputs()], session.run(running, feed)))
+    if sum(getattr(a, "nbytes", 0) for a in found.values()) > LARGEST:
+        raise OpsmithError("its values are too large to look closer")
+    return {**feed, **found}
+
+
+def _culprit(region: Region, pieces: Cut, target: Target, values: Values) -> ir.Node:
+    """The last node of the shortest wrong run of first nodes."""
+    right, wrong = 0, len(region.nodes)
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        try:
+            ok = _check(_first(region, middle, pieces), pieces, target, values).ok
+        except (GoesBack, OpsmithError):
+            ok = True  # this run cannot be compiled by itself: look behind it
+        right, wrong = (middle, wrong) if ok else (right, middle)
+    return region.nodes[wrong - 1]
+
+
+def _first(region: Region, count: int, pieces: Cut) -> Region:
+    nodes = region.nodes[:count]
+    inside = set(nodes)
+    asked = set(region.outputs)
+    outputs = [v for n in nodes for v in n.outputs if v in asked or any(user not in inside for user in v.consumers())]
+    return Region(region.name, nodes, region_inputs(nodes, pieces.source.scopes[0].analysis.facts), outputs)
+
+
+def _check(region: Region, pieces: Cut, target: Target, values: Values) -> OutputCheck:
+    """The worst output of a region that runs alone on the right inputs."""
+    answers = _run_alone(
+        region,
+        lower(region, pieces.source, pieces.source.scopes[0].analysis.facts, target),
+        values,
+        pieces.source.working.ir_version,
+        target.isa,
+    )
+    bound = BOUNDS.get(target.precision.name)
+    pairs = ((v.name or "", a) for v, a in zip(region.outputs, answers))
+    checks = [compare_arrays(values[name], a, bound=bound, name=name) for name, a in pairs]
+    return worst_first(checks)[0]
+
+
+def _run_alone(
+    region: Region, program: Program, values: Values, ir_version: int, isa: geometry.InstructionSet
+) -> list[Any]:
+    """Build a library with nothing but this region, and run it."""
+    domain = "opsmith.alone"
+    with tempfile.TemporaryDirectory(prefix="opsmith-alone-") as scratch:
+        folder = Path(scratch)
+        data = folder / "alone.onnx.data"
+        (blob,) = write_weights([program], data)
+        seal_weights(data, [blob], domain)
+        sources = [*emit_instances(instances([program])), emit_region(program, plan_memory(program))]
+        sources.append(emit_registration(domain, [region], [program], [blob]))
+        library = build(sources, folder / "src", folder / "alone.so", compiler=find_compiler(), isa=isa)
+        path = folder / "alone.onnx"
+        ir.save(_single(region, blob, domain, data, ir_version), path)
+        options = ort.SessionOptions()
+        options.register_custom_ops_library(str(library))
+        running = session.load(path, options=options)
+        return session.run(running, {v.name or "": values[v.name or ""] for v in region.inputs})
+
+
+def _single(region: Region, blob: Blob, domain: str, data: Path, ir_version: int) -> ir.Model:
+    """A model that holds nothing but the compiled region."""
+    inputs = [ir.Value(name=v.name, type=v.type, shape=v.shape) for v in region.inputs]
+    node, weights = region_node(region, blob, domain, data, inputs)
+    for old, new in zip(region.outputs, node.outputs):
+        new.name, new.type, new.shape = old.name, old.type, old.shape
+    constants: Sequence[ir.Value] = [weights] if weights is not None else []
+    opsets = {domain: 1, "": 17}
+    graph = ir.Graph(inputs, node.outputs, nodes=[node], initializers=constants, name="alone", opset_imports=opsets)
+    return ir.Model(graph, ir_version=ir_version)

@@ -1,0 +1,514 @@
+"""Convolutions. Images lie channels-last inside a region, so that pixels are rows and channels are columns.
+
+x (N, C, H, W), stored as (N, H, W, C); w (O, C/groups, KH, KW) packed at compile time -> (N, O, OH, OW), stored likewise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from opsmith.analysis.registry import Node
+from opsmith.analysis.values import FLOATS, Array, Constant, DataType
+from opsmith.analysis.window import ImageWindow, image_window, is_plain, transposed_image_window
+from opsmith.compiler import pack, winograd
+from opsmith.compiler.geometry import InstructionSet
+from opsmith.compiler.kernel import EPILOGUE, SPACE, Kernel, Space, Struct, read, struct, write
+from opsmith.compiler.lower import window
+from opsmith.compiler.lower.builder import Builder
+from opsmith.compiler.lower.fuse import Extra, Group, anchored, lower_rest
+from opsmith.compiler.lower.matmul import blocking_of, with_epilogue
+from opsmith.compiler.lower.registry import anchors
+from opsmith.compiler.precision import BF16, FP32, Precision
+from opsmith.compiler.program import (
+    Argument,
+    Buffer,
+    Epilogue,
+    StructValue,
+    Target,
+    Tunable,
+    View,
+    channels_last_order,
+    pixel_stride,
+)
+from opsmith.compiler.task import Candidate
+from opsmith.sizes import ONE, Size, as_size, contiguous, estimate, product
+
+CONV_SHAPE = Struct(
+    "ConvShape",
+    "conv.hpp",
+    (
+        "batch",
+        "height",
+        "width",
+        "channels",
+        "out_height",
+        "out_width",
+        "out_channels",
+        "kernel_h",
+        "kernel_w",
+        "stride_h",
+        "stride_w",
+        "pad_top",
+        "pad_left",
+        "dilation_h",
+        "dilation_w",
+        "groups",
+        "pixel_stride",
+        "out_pixel_stride",
+        "upsample",
+        "blocking",
+        *(DEPTH := ("depth", "out_depth", "kernel_d", "stride_d", "pad_front", "dilation_d")),
+    ),
+)
+TUNED = tuple(f for f in CONV_SHAPE.fields if f not in ("pixel_stride", "out_pixel_stride", "blocking", *DEPTH))
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One way to convolve: a kernel, and how its weights are packed."""
+
+    kernel: Kernel
+    elements: Callable[[Convolution, InstructionSet], int]  # of the packed weights
+    pack: Callable[[Array, Convolution, InstructionSet], Array]
+    tile: int | None = None  # of a Winograd transform: output pixels a side
+    reads_half: bool = False  # it reads weights in the half precision that they are stored in
+    precision: Precision = FP32
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+    @property
+    def writes(self) -> frozenset[DataType]:
+        """The types in which it can store its result."""
+        return FLOATS if self.kernel.name == "conv2d" or self.precision is BF16 else frozenset({DataType.FLOAT})
+
+    @property
+    def notes(self) -> list[str]:
+        in_bf16 = " in bf16" if self.precision is BF16 else ""
+        return [f"winograd F({self.tile}x{self.tile},3x3){in_bf16}"] if self.tile else []
+
+
+def _kernel(name: str, header: str, comment: str, second: bool = False, templated: bool = False) -> Kernel:
+    weights = [read("weights"), *([read("direct")] if second else [])]
+    return Kernel(
+        name,
+        header,
+        [struct("shape", CONV_SHAPE), read("x"), *weights, write("y"), SPACE, EPILOGUE],
+        comment,
+        Space(f"{name}_workspace", ("shape",), templated=second or templated),
+    )
+
+
+@dataclass
+class Convolution:
+    """A convolution of images, as all its kernels see it."""
+
+    x: View
+    weights: Constant  # (O, C/groups, KH, KW); transposed convolutions (C, O/groups, KH, KW) under the same dims
+    window: ImageWindow
+    groups: int
+    upsample: int = 1
+
+    def fields(self) -> dict[str, Size]:
+        """Of ConvShape."""
+        n, c, *_, h, w = self.x.dims
+        o, _, *_, kh, kw = self.weights.dims
+        view = self.window
+        flat = (view.strides, view.pads, view.dilations)
+        numbers: list[int] = [o, kh, kw, *(v for values in flat for v in values[-2:]), self.groups]
+        sizes = [n, h, w, c, *view.out[-2:], *map(as_size, numbers), pixel_stride(self.x) or c]
+        return dict(zip(CONV_SHAPE.fields, [*sizes, as_size(o), as_size(self.upsample)]))
+
+    def deep_fields(self) -> dict[str, Size]:
+        """Those of a third spatial dim."""
+        if len(self.x.dims) < 5:
+            return {}
+        view = self.window
+        numbers = [self.weights.dims[2], *(v[0] for v in (view.strides, view.pads, view.dilations))]
+        return dict(zip(DEPTH, [self.x.dims[2], view.out[0], *map(as_size, numbers)]))
+
+    def flops(self) -> Size:
+        return self.x.dims[0] * product(self.window.out) * (2 * int(np.prod(self.weights.dims)))
+
+    def static(self) -> bool:
+        return all(d.value is not None for d in (self.x.dims[0], *self.window.out))
+
+
+def _gemm_elements(conv: Convolution, isa: InstructionSet) -> int:
+    o, c, *kernel = conv.weights.dims
+    return conv.groups * c * int(np.prod(kernel)) * isa.padded(o // conv.groups)
+
+
+def _pairs(conv: Convolution) -> int:
+    """Numbers that one output channel is a sum over, the channels of each kernel position filled up to whole pairs."""
+    _, c, *kernel = conv.weights.dims
+    return (c + c % 2) * int(np.prod(kernel))
+
+
+def _pack_transposed(w: Array, conv: Convolution, isa: InstructionSet) -> Array:
+    (sh, sw), (dh, dw) = conv.window.strides, conv.window.dilations
+    return pack.pack_conv_transposed(w, conv.groups, (sh, sw), (dh, dw), isa)
+
+
+def _joint_elements(conv: Convolution, isa: InstructionSet) -> int:
+    o, c, kh, kw = conv.weights.dims
+    sh, sw = conv.window.strides
+    return -(-kh // sh) * -(-kw // sw) * c * isa.padded(sh * sw * o)
+
+
+def _winograd(tile: int) -> Algorithm:
+    kernel = _kernel(f"conv2d_winograd{tile}", "winograd.hpp", f"3x3 convolution by Winograd F({tile}x{tile},3x3)")
+    return Algorithm(
+        kernel,
+        lambda conv, isa: (tile + 2) ** 2 * conv.weights.dims[1] * isa.padded(conv.weights.dims[0]),
+        lambda w, conv, isa: pack.pack_winograd(w, tile, isa),
+        tile,
+    )
+
+
+DIRECT = Algorithm(
+    _kernel("conv2d", "conv.hpp", "convolution as an implicit matrix product"),
+    _gemm_elements,
+    lambda w, conv, isa: pack.pack_conv2d(w, conv.groups, isa),
+    reads_half=True,
+)
+DIRECT_BF16 = Algorithm(
+    _kernel("conv2d_bf16", "conv.hpp", "convolution as an implicit matrix product in bf16"),
+    lambda conv, isa: conv.groups * _pairs(conv) * isa.padded(conv.weights.dims[0] // conv.groups),
+    lambda w, conv, isa: pack.pack_conv_pairs(w, conv.groups, isa),
+    precision=BF16,
+)
+WINOGRAD2_BF16 = Algorithm(
+    _kernel("conv2d_winograd2_bf16", "winograd.hpp", "3x3 convolution by Winograd F(2x2,3x3) in bf16"),
+    lambda conv, isa: 16 * (conv.weights.dims[1] + conv.weights.dims[1] % 2) * isa.padded(conv.weights.dims[0]),
+    lambda w, conv, isa: pack.pack_winograd_pairs(w, isa),
+    2,
+    precision=BF16,
+)
+DEPTHWISE = Algorithm(
+    _kernel("conv2d_depthwise", "depthwise.hpp", "depthwise convolution"),
+    lambda conv, isa: int(np.prod(conv.weights.dims)),
+    lambda w, conv, isa: pack.pack_depthwise(w),
+)
+NARROW = Algorithm(
+    _kernel("conv2d_narrow", "conv_narrow.hpp", "convolution to few channels"),
+    lambda conv, isa: int(np.prod(conv.weights.dims)),
+    lambda w, conv, isa: pack.pack_narrow(w),
+)
+STEM = Algorithm(
+    _kernel("conv2d_stem", "conv_stem.hpp", "convolution of few channels", templated=True),
+    _gemm_elements,
+    lambda w, conv, isa: pack.pack_stem(w, isa),
+)
+DEPTHWISE_TRANSPOSED = Algorithm(
+    _kernel("conv2d_depthwise_transposed", "depthwise.hpp", "transposed depthwise convolution"),
+    DEPTHWISE.elements,
+    DEPTHWISE.pack,
+)
+TRANSPOSED = Algorithm(
+    _kernel("conv2d_transposed", "conv_transpose.hpp", "transposed convolution, phase by phase"),
+    _gemm_elements,
+    _pack_transposed,
+)
+JOINT = Algorithm(
+    _kernel("conv2d_joint", "conv_transpose.hpp", "transposed convolution, all phases at once"),
+    _joint_elements,
+    lambda w, conv, isa: pack.pack_conv_joint(w, (conv.window.strides[0], conv.window.strides[1]), isa),
+)
+MOST_JOINT = 192  # columns, of which its stack holds the sums of 85 blocks
+ROWS_OF_PIXELS = (NARROW, JOINT)  # to one channel they write rows of pixels, and their epilogue runs along them
+WINOGRAD4, WINOGRAD2 = _winograd(4), _winograd(2)
+PLANNED = {a.name: a for a in (WINOGRAD4, WINOGRAD2)}  # what `plan_algorithms` chooses from; everything else is direct
+# small images go the direct way, which needs its own weights
+BY_SIZE = {
+    a.name: _kernel("conv2d_by_size", "winograd.hpp", a.kernel.comment, second=True) for a in (WINOGRAD4, WINOGRAD2)
+}
+
+
+@anchors("Conv")
+def _conv(node: Node, builder: Builder, group: Group) -> None:
+    if is_plain(node):
+        window.lower_conv(node, builder)
+        lower_rest(group, builder)
+        return
+    value, upsample = node.ir.inputs[0], 1
+    assert value is not None
+    if value in builder.region.upsamples:  # a resize that nobody else reads: the kernel repeats the pixels itself
+        value, upsample = builder.region.upsamples[value]
+    constant = node.input(1).constant
+    assert constant is not None
+    view = image_window(node, node.input(0).dims, list(constant.dims[2:]))
+    x = builder.operand(builder.tensor(value), builder.precision(node))
+    _convolve_image(node, builder, group, x, constant, view, upsample)
+
+
+@anchors("ConvTranspose")
+def _conv_transpose(node: Node, builder: Builder, group: Group) -> None:
+    if is_plain(node):
+        window.lower_transposed(node, builder)
+        lower_rest(group, builder)
+        return
+    constant = node.input(1).constant
+    assert constant is not None
+    groups = int(node.attribute("group", 1))
+    dims = (constant.dims[1] * groups, constant.dims[0] // groups, *constant.dims[2:])
+    weights = Constant(constant.key, constant.dtype, dims, constant.read)
+    view = transposed_image_window(node, node.input(0).dims, list(constant.dims[2:]))
+    _convolve_image(node, builder, group, builder.as_float(builder.tensor(node.ir.inputs[0])), weights, view)
+
+
+def _convolve_image(
+    node: Node, builder: Builder, group: Group, x: View, weights: Constant, view: ImageWindow, upsample: int = 1
+) -> None:
+    bias = []
+    if node.has(2):
+        bias = [Extra(lambda acc, b: acc + b, _per_channel(builder.tensor(node.ir.inputs[2]), len(x.dims) - 2))]
+    conv = as_image(x, weights, view, int(node.attribute("group", 1)), upsample)
+    convolve(node, builder, group, conv, bias, channels_last_order(len(x.dims)))
+
+
+def as_image(x: View, weights: Constant, view: ImageWindow, groups: int, upsample: int = 1) -> Convolution:
+    """The convolution on an image, wherever that lies. Signals (N, C, W) are images of height 1."""
+    if len(x.dims) == 3:
+        n, c, w = x.dims
+        x = x.with_((n, c, ONE, w), (x.strides[0], x.strides[1], ONE, x.strides[2]))
+        o, channels, taps = weights.dims
+        weights = weights.map("flat", (o, channels, 1, taps), lambda w: w[:, :, None, :])
+        view = ImageWindow([1, *view.strides], [1, *view.dilations], [0, *view.pads], [ONE, *view.out])
+    return Convolution(x, weights, view, groups, upsample)
+
+
+def channels_last(view: View, builder: Builder) -> View:
+    """Pixels that one stride walks over, channels contiguous: as it lies, or copied."""
+    pixel = pixel_stride(view)
+    images = pixel is not None and (view.dims[0] == 1 or view.strides[0] == pixel * product(view.dims[2:]))
+    return view if images else builder.dense(view, channels_last_order(len(view.dims)))
+
+
+def _per_channel(view: View, spatial: int) -> View:
+    """A bias (C,) as an operand of the logical output (N, C, ...)."""
+    return view.with_((ONE, *view.dims, *(ONE,) * spatial), (ONE, *view.strides, *(ONE,) * spatial))
+
+
+def convolve(
+    node: Node, builder: Builder, group: Group, conv: Convolution, bias: Sequence[Extra], order: Sequence[int]
+) -> None:
+    algorithm = _algorithm(node, builder, conv)
+    if algorithm in ROWS_OF_PIXELS and conv.weights.dims[0] == 1:
+        order = range(len(order))
+    kernel: Kernel = algorithm.kernel
+    templates: tuple[int, ...] = ()
+    planar = algorithm is STEM and conv.x.strides == contiguous(conv.x.dims)
+    if algorithm is STEM:
+        templates = (int(planar),)
+    if not planar:
+        conv = replace(conv, x=channels_last(conv.x, builder))
+    weights: dict[str, Argument] = {"weights": packed(algorithm, conv, builder)}
+    if algorithm.tile and algorithm.name in BY_SIZE and not conv.static():
+        kernel, templates = BY_SIZE[algorithm.name], (algorithm.tile,)
+        weights["direct"] = packed(DIRECT, conv, builder)
+    sizes = conv.fields()
+    fields: dict[str, Argument] = dict(sizes)
+    limits = builder.limits(algorithm.name)
+    tunable = None
+    tuned = algorithm in (DIRECT, WINOGRAD4, WINOGRAD2) and len(conv.x.dims) < 5
+    if (
+        tuned and conv.weights.stored is None and conv.weights.dtype == DataType.FLOAT
+    ):  # the tuner times weights of floats
+        strict = int(builder.target.strict)
+        tunable = Tunable("conv", algorithm.name, {**{f: sizes[f] for f in TUNED}, "strict": strict}, limits)
+    if limits is not None or len(conv.x.dims) > 4:
+        fields |= {"blocking": blocking_of(limits or Candidate(algorithm.name)), **conv.deep_fields()}
+
+    def emit(target: View, epilogue: Epilogue) -> None:
+        if target.dtype not in algorithm.writes:
+            wide = builder.allocate(target.dims, DataType.FLOAT, order, hint=f"{target.buffer.name}_wide")
+            emit(wide, epilogue)
+            builder.copy_into(wide, target, order)
+            return
+        o, _, *taps = conv.weights.dims
+        pixel = pixel_stride(target)
+        assert pixel is not None
+        builder.call(
+            kernel,
+            weights,
+            templates=templates,
+            shape=StructValue(CONV_SHAPE, {**fields, "out_pixel_stride": pixel}),
+            x=conv.x,
+            y=target,
+            epilogue=epilogue,
+            label=algorithm.name,
+            flops=conv.flops(),
+            notes=algorithm.notes,
+            tunable=tunable,
+            precision=algorithm.precision,
+            comment=with_epilogue(f"{'x'.join(map(str, taps))} {conv.x.dims[1]} -> {o}", epilogue),
+        )
+
+    anchored(node, builder, group, emit, bias, order=order, strided=True)
+
+
+def _algorithm(node: Node, builder: Builder, conv: Convolution) -> Algorithm:
+    depthwise = conv.groups > 1 and conv.weights.dims[:2] == (conv.groups, 1)
+    if node.op == "ConvTranspose":
+        joint = _is_joint(conv, builder.target.isa)
+        return DEPTHWISE_TRANSPOSED if depthwise else JOINT if joint else TRANSPOSED
+    if builder.precision(node) is BF16:
+        return WINOGRAD2_BF16 if node.ir in builder.region.algorithms else DIRECT_BF16
+    if (planned := builder.region.algorithms.get(node.ir)) is not None:
+        return PLANNED[planned]
+    if conv.upsample > 1 or len(conv.x.dims) > 4:
+        return DIRECT
+    if depthwise:
+        return DEPTHWISE
+    isa = builder.target.isa
+    return NARROW if _is_narrow(conv, isa) else STEM if _is_stem(conv) else DIRECT
+
+
+def _is_stem(conv: Convolution) -> bool:
+    """Whether a row of the product would be so short that finding its values costs more than multiplying them; and what
+    48 pixels see must fit (conv_stem.hpp)."""
+    _, c, kh, kw = conv.weights.dims
+    line = 47 * conv.window.strides[1] + (kw - 1) * conv.window.dilations[1] + 1
+    return conv.groups == 1 and c <= 4 and kh * kw > 1 and kw <= 16 and c * kh * line <= 12 * 1024
+
+
+def _is_joint(conv: Convolution, isa: InstructionSet) -> bool:
+    """Whether the phases of a transposed convolution side by side leave fewer lanes empty than one after the other."""
+    if conv.groups > 1 or len(conv.x.dims) != 4 or conv.window.dilations != [1, 1]:
+        return False
+    o, c, kh, kw = conv.weights.dims
+    sh, sw = conv.window.strides
+    return sh * sw * o <= MOST_JOINT and _joint_elements(conv, isa) < kh * kw * c * isa.padded(o)
+
+
+def _is_narrow(conv: Convolution, isa: InstructionSet) -> bool:
+    """Whether lanes over what is summed take fewer vector operations than lanes over outputs, most of them empty."""
+    o, c, kh, kw = conv.weights.dims
+    add_up = 8  # operations to add the lanes of a vector
+    return conv.groups == 1 and o <= 4 and o * (kh * -(-kw * c // isa.lanes) + add_up) < kh * kw * c
+
+
+def packed(algorithm: Algorithm, conv: Convolution, builder: Builder) -> Buffer:
+    """The weights as the kernel reads them. Only the direct kernel reads half precision as it is stored: rounding the
+    transformed weights of Winograd's as well would add an error of its own."""
+    source = (conv.weights.stored or conv.weights) if algorithm.reads_half else conv.weights
+    dtype = source.dtype if algorithm.reads_half else algorithm.precision.operands
+    isa = builder.target.isa
+
+    def write() -> Array:
+        return algorithm.pack(
+            np.asarray(source.read(), source.dtype.numpy() if algorithm.reads_half else np.float32), conv, isa
+        )
+
+    return builder.packed(f"{algorithm.name}({source.key})", dtype, algorithm.elements(conv, isa), write)
+
+
+# --- which layers go through Winograd ---
+
+# Transformed weights are 4 times (F4) or 16/9 times (F2) as large. They lie beside the direct ones where sizes are dynamic, but
+# of a layer's two forms only one is read. What a model reads may grow by this share, or by this many bytes if that is more.
+GROWTH, FREE_BYTES = 0.75, 768 << 20
+# In bf16 a layer's weights lie in one form only, and the file stays small: transformed ones are 16/9 times as large.
+GROWTH_BF16, FREE_BYTES_BF16 = 0.15, 96 << 20
+DIRECT_SPEED = 200e9  # operations per second; only the order of the options depends on it
+
+
+@dataclass(frozen=True)
+class Option:
+    """A faster way to convolve, and what it costs."""
+
+    node: ir.Node
+    algorithm: str
+    saved: float  # seconds per run
+    growth: int  # bytes
+    worth: float  # seconds per byte that it adds to the next smaller way
+
+
+def plan_algorithms(
+    nodes: Iterable[Node], target: Target, precisions: Mapping[ir.Node, Precision]
+) -> dict[ir.Node, str]:
+    """Winograd where it saves most for the memory it costs; everything else is direct."""
+    nodes = list(nodes)
+    if target.strict:
+        return {}
+    # A folded node (the Cast of weights stored in half precision) is no user of its own: they would count twice.
+    users = [n for n in nodes if any(o.constant is None for o in n.outputs)]
+    total = sum(v.constant.size for n in users for v in n.inputs if v is not None and v.constant is not None) * 4
+    narrow, wide = (
+        [o for n in nodes if (n.ir in precisions) == low for o in options(n, target)]
+        for low, options in ((True, _options_bf16), (False, _options))
+    )
+    chosen = _affordable(wide, max(GROWTH * total, FREE_BYTES))
+    chosen |= _affordable(narrow, max(GROWTH_BF16 * total / 2, FREE_BYTES_BF16))
+    return {node: option.algorithm for node, option in chosen.items()}
+
+
+def _affordable(options: Iterable[Option], budget: float) -> dict[ir.Node, Option]:
+    chosen: dict[ir.Node, Option] = {}
+    for option in sorted(options, key=lambda o: -o.worth):
+        before = chosen.get(option.node)
+        more = option.growth - (before.growth if before else 0)
+        if more <= budget and (before is None or option.saved > before.saved):
+            budget -= more
+            chosen[option.node] = option
+    return chosen
+
+
+def _options_bf16(node: Node, target: Target) -> list[Option]:
+    if (dims := _winograd_dims(node)) is None:
+        return []
+    o, c = dims[:2]
+    sizes = [max(1, estimate(d)) for d in (node.outputs[0].dims[0], *node.outputs[0].dims[2:])]
+    gain = winograd.cost_bf16(None, *sizes) - winograd.cost_bf16(2, *sizes)
+    growth = o * c * 2 * (16 - 9)
+    saved = gain * o * c / DIRECT_SPEED
+    return [Option(node.ir, WINOGRAD2_BF16.name, saved, growth, saved / growth)] if gain > 0 else []
+
+
+def _options(node: Node, target: Target) -> list[Option]:
+    """The ways of one layer. A larger one that saves less per byte is a step up from the smaller one, and worth that step."""
+    if (dims := _winograd_dims(node)) is None:
+        return []
+    weights = node.input(1).constant
+    assert weights is not None
+    o, c = dims[:2]
+    stored = int((weights.stored or weights).dtype.itemsize)
+    growth = {a.name: o * c * (4 * size - 9 * stored) for a, size in ((WINOGRAD2, 16), (WINOGRAD4, 36))}  # bytes
+    saved = _saved(node, target, o * c)
+    options: list[Option] = []
+    for way in sorted(saved, key=lambda a: growth[a]):
+        worth = saved[way] / max(1, growth[way])
+        if options and worth < options[-1].worth:
+            worth = (saved[way] - options[-1].saved) / (growth[way] - options[-1].growth)
+        options.append(Option(node.ir, way, saved[way], growth[way], worth))
+    return options
+
+
+def _winograd_dims(node: Node) -> tuple[int, ...] | None:
+    """The dims of the weights of a convolution that Winograd's way fits."""
+    if node.op != "Conv" or node.ir.domain not in ("", "ai.onnx") or is_plain(node):
+        return None
+    weights = node.input(1).constant
+    assert weights is not None
+    strides, dilations = (node.attribute(a) or [1, 1] for a in ("strides", "dilations"))
+    groups = int(node.attribute("group", 1))
+    return weights.dims if len(weights.dims) == 4 and winograd.fits(weights.dims, strides, dilations, groups) else None
+
+
+def _saved(node: Node, target: Target, channels: int) -> Mapping[str, float]:
+    """Seconds that each way saves against the direct one: measured, or estimated at the judged or else typical sizes."""
+    measured = target.tuned.get(node.name)
+    if measured is not None and DIRECT.name in measured.best:
+        direct = measured.best[DIRECT.name].seconds
+        times = {a: measured.best[a].seconds for a in PLANNED if a in measured.best}
+        return {a: direct - t for a, t in times.items() if t < direct * 0.98}
+    sizes = [max(1, estimate(d, target.sizes)) for d in (node.outputs[0].dims[0], *node.outputs[0].dims[2:])]
+    plain = winograd.cost(None, *sizes)
+    costs = {a.name: winograd.cost(a.tile, *sizes) for a in PLANNED.values()}
+    return {a: (plain - c) * channels / DIRECT_SPEED for a, c in costs.items() if c < plain}

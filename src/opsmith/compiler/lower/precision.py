@@ -1,0 +1,85 @@
+"""Which products run in less than fp32, and which values may therefore be stored so.
+
+A value that only such products read is stored in their operands' type by the kernel that makes it: they would round it to the same
+numbers. Everything else stays in fp32, and a product that finds it so converts it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import onnx_ir as ir
+
+from opsmith import ops
+from opsmith.analysis.registry import Node, key_of
+from opsmith.analysis.values import DataType
+from opsmith.compiler.precision import FP32, Precision
+from opsmith.compiler.program import Target
+
+LEAST = 16  # rows and columns of a weight, at least: smaller products cost nothing, and would add an error
+_ATTENTION = frozenset(("Attention", "AttentionBias", "AttentionMask", "CausalAttention"))
+_NORMS = frozenset(("LayerNormalization", "RmsNorm", "GroupNorm", "GroupNormSilu", "SkipLayerNorm", "SkipRmsNorm"))
+# Operators that give a view of what they read, in whatever type that lies.
+_VIEWS = frozenset(("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"))
+_PARTS = frozenset(("Split", "Slice"))
+
+
+def plan_precisions(nodes: Iterable[Node], target: Target) -> dict[ir.Node, Precision]:
+    """The products that run in the precision asked for; all others run in fp32."""
+    wanted = {n.ir: target.precision_of(n.name) for n in nodes if _is_product(n)}
+    return {n: p for n, p in wanted.items() if p is not FP32}
+
+
+def _is_product(node: Node) -> bool:
+    if node.ir.domain in ("", "ai.onnx") and node.op in ("MatMul", "Gemm"):
+        right = node.input(1).constant
+        floats = {node.input(0).dtype, node.input(1).dtype} == {DataType.FLOAT}
+        return floats and right is not None and len(right.dims) == 2 and min(right.dims) >= LEAST
+    if node.ir.domain in ("", "ai.onnx") and node.op == "Conv":
+        weights, groups = node.input(1).constant, int(node.attribute("group", 1))
+        floats = {node.input(0).dtype, node.input(1).dtype} == {DataType.FLOAT}
+        return floats and weights is not None and min(weights.dims[0] // groups, weights.dims[1]) > LEAST
+    return node.op in _ATTENTION and {node.input(i).dtype for i in range(3)} == {DataType.FLOAT}
+
+
+def stored_narrow(
+    value: ir.Value, precisions: Mapping[ir.Node, Precision], outputs: Mapping[ir.Value, int], target: Target
+) -> DataType | None:
+    """The type in which all readers of a value multiply it, if that is one and narrower than fp32; only kernels that can store
+    it so are asked."""
+    producer = value.producer()
+    if not target.isa.multiplies_bf16 or producer is None or not _stores_any_float(producer, value):
+        return None
+    types = _read_as(value, precisions, outputs)
+    return next(iter(types)) if len(types) == 1 and None not in types else None
+
+
+def _stores_any_float(node: ir.Node, value: ir.Value) -> bool:
+    if node.op_type in ("MatMul", "Gemm", "Conv"):
+        return True
+    return value is node.outputs[0] and (
+        key_of(node) in ops.TABLE or node.op_type in _NORMS or node.op_type in _ATTENTION
+    )
+
+
+def _read_as(
+    value: ir.Value, precisions: Mapping[ir.Node, Precision], outputs: Mapping[ir.Value, int]
+) -> set[DataType | None]:
+    """The types in which it is multiplied; None stands for any other use."""
+    if value in outputs or not value.uses():
+        return {None}
+    found: set[DataType | None] = set()
+    for node, index in value.uses():
+        if node.op_type in (_VIEWS | _PARTS) and index == 0:
+            for out in node.outputs:
+                found |= _read_as(out, precisions, outputs)
+        elif node in precisions and index in _multiplied(node):
+            found.add(precisions[node].operands)
+        else:
+            found.add(None)
+    return found
+
+
+def _multiplied(node: ir.Node) -> tuple[int, ...]:
+    """The inputs that a product rounds to its operands' type."""
+    return (0, 1, 2) if node.op_type in _ATTENTION else (0,)

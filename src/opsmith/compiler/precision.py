@@ -1,0 +1,26 @@
+"""In what numbers a product computes: a property of each kernel call, chosen before lowering.
+
+    fp32    operands and sums in fp32
+    bf16    operands rounded to bf16 (nearest, even), sums in fp32
+
+Norms, softmax, residual sums and everything between products stay in fp32. A new precision is a row here, a bound in
+check/verify.py, and kernels that the lowerings of products choose by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx_ir import DataType
+
+
+@dataclass(frozen=True)
+class Precision:
+    name: str
+    operands: DataType  # of activations and weights, as they are multiplied
+    sums: DataType = DataType.FLOAT
+
+
+FP32 = Precision("fp32", DataType.FLOAT)
+BF16 = Precision("bf16", DataType.BFLOAT16)
+PRECISIONS = {p.name: p for p in (FP32, BF16)}  # settings.py checks the word that a user writes

@@ -1,0 +1,117 @@
+"""Simplify: the same graph with less in it, before anything is matched or cut.
+
+Order: functions are inlined first, since nothing else sees into them (high-level `opsmith` functions are kept: the compiler knows
+them); constants become initializers, so that folding sees them; folding comes before CSE, which then merges what became equal;
+dead code goes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from opsmith import bounds, ops
+from opsmith.analysis.registry import INFER
+from opsmith.check.origins import made_up_name
+from opsmith.errors import OpsmithError
+from opsmith.rewriter import passes
+
+
+def simplify(model: ir.Model) -> None:
+    inline(model)
+    try:
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        with passes.defaults_hidden(model):
+            passes.fold(model)
+            name_nodes(model.graph)  # before `tidy`, which calls all that have none "node"
+            passes.tidy(model)
+        _infer_shapes(model)  # ranks and types behind nodes that stay with ORT
+    except Exception as error:
+        raise OpsmithError(f"the graph could not be simplified: {' '.join(str(error).split())[:300]}") from error
+
+
+def inline(model: ir.Model) -> None:
+    """Functions become their bodies; those of our own that have a kernel stay."""
+    if not model.functions:
+        return
+    known = {key for key in (*INFER, *ops.TABLE) if key[0] == "opsmith"}
+    calls = {v.name: n.name or v.name for n in model.graph for v in n.outputs if n.op_identifier() in model.functions}
+    own = {node.name for node in model.graph}
+    try:
+        common.InlinePass(criteria=lambda f: (f.domain, f.name) not in known)(model)
+    except Exception as error:
+        raise OpsmithError(f"its functions cannot be inlined: {' '.join(str(error).split())[:300]}") from error
+    name_after_calls(model.graph, calls, own)
+
+
+def _infer_shapes(model: ir.Model) -> None:
+    """As bounds.infer_shapes, on an ir.Model: the elements of vectors are followed unless there are too many of them."""
+    with passes.quiet():
+        common.ShapeInferencePass(data_prop=False)(model)
+        shapes = (v.shape for n in model.graph for v in n.outputs if v.shape is not None and len(v.shape) == 1)
+        if sum(s[0] for s in shapes if isinstance(s[0], int)) <= bounds.FOLLOWED:
+            common.ShapeInferencePass()(model)
+
+
+def name_after_calls(graph: ir.Graph, calls: Mapping[str | None, str | None], own: Collection[str | None]) -> None:
+    """Inlined nodes are named after the call they come from ("linear_3/MatMul"), so that counters lead back to it."""
+    names: dict[ir.Node, str] = {}
+    for node in reversed(graph):
+        if node.name in own:
+            continue
+        call = next((calls[v.name] for v in node.outputs if v.name in calls), None)
+        readers = (names[user] for v in node.outputs for user in v.consumers() if user in names)
+        if call := call or next(readers, None):
+            names[node] = call
+            node.name = f"{call}/{node.op_type}"
+
+
+def name_nodes(graph: ir.Graph) -> None:
+    """Every node gets a unique name, those of bodies too: tables, counters and errors refer to it."""
+    taken: set[str] = set()
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        name = node.name or made_up_name(node.op_type, [v.name or "" for v in node.outputs])
+        unique, k = name, 2
+        while unique in taken:
+            unique, k = f"{name}_{k}", k + 1
+        taken.add(unique)
+        node.name = unique
+
+
+def fix_dims(model: ir.Model, shapes: Mapping[str, int | Sequence[int]]) -> None:
+    """`--shape name=1x4x64x64`: the input gets these dims, and their symbols these values wherever they occur.
+
+    `--shape symbol=32` gives one symbol its value.
+    """
+    by_name = {v.name: v for v in model.graph.inputs}
+    symbols = {str(d.value) for v in by_name.values() for d in v.shape or () if isinstance(d, ir.SymbolicDim)}
+    values = {name: size for name, size in shapes.items() if isinstance(size, int) and name in symbols}
+    for name, given in shapes.items():
+        if name in values:
+            continue
+        dims = (given,) if isinstance(given, int) else given
+        if name not in by_name:
+            raise OpsmithError(
+                f"--shape names {name!r}, which is neither an input nor a dim of the model",
+                f"it has the inputs {', '.join(map(str, by_name))} and the dims {', '.join(sorted(symbols - {'None'})) or 'none'}",
+            )
+        _bind(name, by_name[name].shape, dims, values)
+        by_name[name].shape = ir.Shape(dims)
+    for value in model.graph.inputs:
+        if value.shape is not None:
+            known = [values.get(str(d.value), d) if isinstance(d, ir.SymbolicDim) else d for d in value.shape]
+            value.shape = ir.Shape(known)
+
+
+def _bind(name: str, shape: ir.Shape | None, dims: Sequence[int], values: dict[str, int]) -> None:
+    """Enter into VALUES what DIMS make of the symbols of an input's shape."""
+    if shape is None or len(shape) != len(dims):
+        raise OpsmithError(f"--shape {name}: {len(dims)} dims given, the model has {shape}")
+    for have, want in zip(shape, dims):
+        if isinstance(have, int):
+            if have != want:
+                raise OpsmithError(f"--shape {name}: the model fixes a dim at {have}, not {want}")
+        elif have.value is not None and values.setdefault(str(have.value), want) != want:
+            raise OpsmithError(f"--shape gives {have.value} two values, {values[str(have.value)]} and {want}")

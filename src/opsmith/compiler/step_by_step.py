@@ -1,0 +1,167 @@
+"""Does each part of a compiled model compute what ONNX Runtime does, where the model as a whole cannot tell?
+
+A deep quantized model amplifies rounding until a wrong kernel near its end no longer stands out from the model's own spread
+(check/spread.py). So a model that passes only by its spread is compiled once more in parts, none of which holds one step behind
+another, and each part is given what ONNX Runtime computed:
+
+    whole   x -> Q -> MatMul -> Add -> Q -> MatMul -> y
+    before  x | Q MatMul Add | Q MatMul            cut before each step: products with their quantizer
+    after   x -> Q | MatMul Add Q | MatMul         cut behind each step: products that requantize
+
+Nothing is amplified in a part, and what its one step turns over is told apart by the part's own spread.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+
+from opsmith import store
+from opsmith.check import spread
+from opsmith.check.verify import VerifyResult, verify
+from opsmith.compiler import geometry
+from opsmith.compiler.build import build, find_compiler
+from opsmith.compiler.convert import region_node, seal_weights, write_weights
+from opsmith.compiler.cut import Cut, GoesBack, HandedBack, lower
+from opsmith.compiler.emit import Source, emit_instances, emit_region, emit_registration, instances
+from opsmith.compiler.find_wrong import Found, Values, all_values
+from opsmith.compiler.lower import Program, Target
+from opsmith.compiler.partition import Region, producers_of, region_inputs
+from opsmith.compiler.plan import plan_memory
+
+DOMAIN = "opsmith.parts"
+
+
+def passed_by_spread(verified: VerifyResult) -> bool:
+    return verified.ok and any(o.spread is not None for c in verified.cases for o in c.outputs)
+
+
+def find_hidden(pieces: Cut, verified: VerifyResult, target: Target) -> Found | None:
+    """The parts that are wrong by themselves; None if there are none. OpsmithError: they could not be looked at."""
+    case = next(c for c in verified.cases if any(o.spread is not None for o in c.outputs))
+    values = all_values(pieces, case.inputs or {})
+    for cut_before in (True, False):
+        parts = [p for r in pieces.regions if not r.path for p in _parts(r, pieces, cut_before)]
+        if found := _wrong_parts(parts, pieces, target, values):
+            return found
+    return None
+
+
+def _parts(region: Region, pieces: Cut, cut_before: bool) -> list[Region]:
+    """A region's nodes by the number of steps behind them: convex, as the number never falls along an edge."""
+    level: dict[ir.Node, int] = {}
+    for node in region.nodes:
+        behind = [p for p in producers_of(node) if p in level]
+        level[node] = max((level[p] + (not cut_before and spread.is_step(p)) for p in behind), default=0)
+        level[node] += cut_before and spread.is_step(node)
+    asked = set(region.outputs)
+    parts = []
+    for number in sorted(set(level.values())):
+        nodes = [n for n in region.nodes if level[n] == number]
+        inside = set(nodes)
+        outputs = [v for n in nodes for v in n.outputs if v in asked or any(u not in inside for u in v.consumers())]
+        facts = pieces.source.scopes[0].analysis.facts
+        parts.append(Region(f"{region.name}_part{number}", nodes, region_inputs(nodes, facts), outputs))
+    return parts
+
+
+def _wrong_parts(parts: Sequence[Region], pieces: Cut, target: Target, values: Values) -> Found | None:
+    compiled: list[tuple[Region, Program]] = []
+    for part in parts:
+        known = all((v.name or "") in values for v in (*part.inputs, *part.outputs))
+        try:
+            if known and part.outputs:
+                compiled.append((part, lower(part, pieces.source, pieces.source.scopes[0].analysis.facts, target)))
+        except GoesBack:
+            continue  # shape arithmetic, which has no program of its own
+    if not compiled:
+        return None
+    with tempfile.TemporaryDirectory(prefix="opsmith-parts-") as folder:
+        given = {_given(v): np.asarray(values[v.name or ""]) for p, _ in compiled for v in p.inputs}
+        expected, actual = Path(folder) / "expected" / "parts.onnx", Path(folder) / "actual" / "parts.onnx"
+        for path in (expected, actual):
+            path.parent.mkdir()
+        store.save_model(_expected([p for p, _ in compiled], pieces.source.working), expected)
+        store.write_test_data(expected.parent, given, {})
+        _build(compiled, actual, pieces.source.working.ir_version, target.isa)
+        result = verify(expected, actual, shapes=0)
+    wrong = {o.name: o.problem or "" for c in result.cases for o in c.outputs if not o.ok}
+    nodes: HandedBack = {}
+    told = []
+    for part, _ in compiled:
+        problem = next((wrong[_out(v)] for v in part.outputs if _out(v) in wrong), None)
+        if problem is not None:
+            why = f"computed something else than ONNX Runtime ({problem})"
+            nodes |= {n.name or "": why for n in part.nodes}
+            told.append(f"{part.nodes[0].op_type} {part.nodes[0].name} to {part.nodes[-1].name} {why}")
+    return Found(nodes, f"{told[0]}: it stays there. This is a defect of ours") if nodes else None
+
+
+def _given(value: ir.Value) -> str:
+    return f"{value.name}.given"
+
+
+def _out(value: ir.Value) -> str:
+    return f"{value.name}.out"
+
+
+def _expected(parts: Sequence[Region], working: ir.Model) -> ir.Model:
+    """The parts beside each other in one graph, none reading what another writes."""
+    model = working.clone()
+    graph = model.graph
+    nodes = {n.name: n for n in graph}
+    values = {v.name: v for n in graph for v in n.outputs}
+    inputs: dict[str, ir.Value] = {}
+    for part in parts:
+        own = [nodes[n.name] for n in part.nodes]
+        for value in part.inputs:
+            given = inputs.setdefault(_given(value), ir.Value(name=_given(value), type=value.type, shape=value.shape))
+            for node in own:
+                for i, v in enumerate(node.inputs):
+                    if v is not None and v.name == value.name:
+                        node.replace_input_with(i, given)
+    graph.outputs.clear()
+    graph.inputs[:] = list(inputs.values())
+    for part in parts:
+        for value in part.outputs:
+            graph.outputs.append(values[value.name])
+            values[value.name].name = _out(value)
+    passes.RemoveUnusedNodesPass()(model)
+    return model
+
+
+def _build(
+    compiled: Sequence[tuple[Region, Program]], path: Path, ir_version: int, isa: geometry.InstructionSet
+) -> None:
+    """The same as a model of compiled parts, with its library beside it."""
+    programs = [program for _, program in compiled]
+    data = path.with_name(f"{path.name}.data")
+    blobs = write_weights(programs, data)
+    seal_weights(data, blobs, DOMAIN)
+    regions = "".join(emit_region(p, plan_memory(p)).text for p in programs)  # one file: its headers are read once
+    sources = [*emit_instances(instances(programs)), Source("parts.cpp", regions)]
+    sources.append(emit_registration(DOMAIN, [part for part, _ in compiled], programs, blobs))
+    library = path.parent / "libparts.so"
+    build(sources, path.parent / "src", library, compiler=find_compiler(), isa=isa)
+    (path.parent / store.RECORD).write_text(json.dumps({"compiled": {"library": library.name}}), encoding="utf-8")
+    inputs: dict[str, ir.Value] = {}
+    nodes, constants = [], []
+    for (part, _), blob in zip(compiled, blobs, strict=True):
+        read = [inputs.setdefault(_given(v), ir.Value(name=_given(v), type=v.type, shape=v.shape)) for v in part.inputs]
+        node, weights = region_node(part, blob, DOMAIN, data, read)
+        for value, written in zip(part.outputs, node.outputs, strict=True):
+            written.name, written.type, written.shape = _out(value), value.type, value.shape
+        nodes.append(node)
+        constants += [weights] if weights is not None else []
+    outputs = [v for node in nodes for v in node.outputs]
+    opsets = {DOMAIN: 1, "": 17}
+    graph = ir.Graph(
+        list(inputs.values()), outputs, nodes=nodes, initializers=constants, name="parts", opset_imports=opsets
+    )
+    ir.save(ir.Model(graph, ir_version=ir_version), path)

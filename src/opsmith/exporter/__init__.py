@@ -1,0 +1,148 @@
+"""`opsmith export`: a Hugging Face model -> a variant folder, proved equal to PyTorch.
+
+    source      id, folder or known config -> a folder in Hugging Face's layout     (source.py)
+    family      what graphs it gives, with which inputs and dynamic dims            (diffusion, causal_lm, ...)
+    trace       dynamo or torchscript -> ONNX, test data, verification              (trace.py)
+
+torch is imported here and in `training`, nowhere else, and only when an export runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from opsmith import progress, store
+from opsmith.errors import OpsmithError
+from opsmith.exporter import causal_lm, diffusion, encoder, gguf, segmentation, trace
+from opsmith.exporter import source as sources
+from opsmith.exporter.graph import Part, Plan
+
+_FAMILIES = (
+    (segmentation.accepts, segmentation.plan),
+    (encoder.accepts, encoder.plan),
+    (causal_lm.accepts, causal_lm.plan),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What an export wrote: the model or pipeline folder, and its variants."""
+
+    folder: Path
+    variants: Sequence[store.Variant]
+    remarks: Sequence[str] = ()
+
+    @property
+    def max_abs_error(self) -> float:
+        return max(float(v.record["verified"]["max_abs_error"]) for v in self.variants)
+
+
+def export(
+    source: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
+    *,
+    exporter: str = "dynamo",
+    random_weights: bool = False,
+    seed: int = 0,
+    revision: str | None = None,
+    verbose: bool = False,
+    overwrite: bool = False,
+) -> Exported:
+    """Export SOURCE into the model folder DEST, as the variant that bears the exporter's name.
+
+    SOURCE is a Hugging Face id, a folder in Hugging Face's layout or a GGUF file. A Stable Diffusion pipeline becomes a
+    pipeline folder with a model folder per component. Nothing appears in DEST unless all of it verified.
+    """
+    if exporter not in trace.EXPORTERS:
+        raise OpsmithError(f"unknown exporter {exporter!r}", f"known: {', '.join(trace.EXPORTERS)}")
+    _need_torch()
+    target = Path(dest)
+    options = {"exporter": exporter, "random_weights": random_weights, "seed": seed}
+    if revision is not None:
+        options["revision"] = revision
+    with (
+        trace.quiet(verbose),
+        sources.open_source(os.fspath(source), random=random_weights, seed=seed, revision=revision) as opened,
+    ):
+        plan = _plan(opened)
+        made: list[Path] = []
+        with contextlib.ExitStack() as drafts:  # all variants move into place at the end, or none does
+            for part in plan.parts:
+                made.append(_write_part(part, target, opened, options, drafts, verbose=verbose, overwrite=overwrite))
+            _write_files(plan, opened, target)
+    told = gguf.remarks(Path(source)) if Path(source).suffix == ".gguf" else []
+    variants = [store.Variant(store.find_model(folder)) for folder in made]
+    return Exported(target, variants, [*_remarks(target), *told])
+
+
+def _need_torch() -> None:
+    missing = [name for name in ("torch", "transformers", "diffusers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise OpsmithError(f"export needs {' and '.join(missing)}", 'pip install ".[export]"')
+
+
+def _plan(source: sources.Source) -> Plan:
+    if source.holds("model_index.json"):
+        return diffusion.plan(source)
+    config = source.config()
+    for accepts, plan in _FAMILIES:
+        if accepts(config):
+            return plan(source)
+    kind = config.get("model_type") or config.get("_class_name") or "of unknown type"
+    raise OpsmithError(
+        f"{source.name} is {kind}, which export does not know",
+        "known: GPT-2 and Llama-type decoders, BERT-type encoders, CLIP, CLIPSeg, Stable Diffusion pipelines",
+    )
+
+
+def _write_part(
+    part: Part,
+    target: Path,
+    source: sources.Source,
+    options: dict[str, Any],
+    drafts: contextlib.ExitStack,
+    *,
+    verbose: bool,
+    overwrite: bool,
+) -> Path:
+    folder = target / part.name / str(options["exporter"])
+    draft = drafts.enter_context(
+        store.new_variant(folder, verb="export", parent=source.name, options=options, overwrite=overwrite)
+    )
+    with progress.task(f"export {part.name or target.name}") as step:
+        trace.write(part.load, draft, exporter=str(options["exporter"]), seed=source.seed, verbose=verbose, step=step)
+    return folder
+
+
+def _write_files(plan: Plan, source: sources.Source, target: Path) -> None:
+    """Configs, tokenizer, scheduler: beside the variants, as Hugging Face has them."""
+    jsons = {f"{part.name}/config.json": part.config for part in plan.parts if part.config} | dict(plan.written)
+    with tempfile.TemporaryDirectory(prefix=".files.", suffix=".tmp", dir=target) as temporary:
+        staged = Path(temporary)  # a full disk shows here, before anything of an earlier export is replaced
+        for path, content in jsons.items():
+            file = staged / path.lstrip("/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        for copied in plan.copies:
+            origin = source.folder / copied
+            copy = shutil.copytree if origin.is_dir() else shutil.copyfile
+            copy(origin, staged / copied)
+        for file in [f for f in staged.rglob("*") if f.is_file()]:
+            there = target / file.relative_to(staged)
+            there.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(there)
+
+
+def _remarks(target: Path) -> list[str]:
+    if not any((target / name).exists() for name in ("tokenizer", *sources.VOCABULARIES)):
+        return ["the source has no tokenizer files; pipelines need them beside the model"]
+    return []

@@ -1,0 +1,196 @@
+"""Level 1: what needs no pattern. Everything here is exact and keeps weights where they are, memory-mapped.
+
+The order, and why:
+  1. inline        functions of the exporter hide nodes from everything that follows
+  2. fold          onnxscript folds constants node by node and infers shapes on the way; its small rules (no-op Cast,
+                   Expand, Transpose ..., Pad into Conv) feed on the constants and make new ones, so both take turns
+  3. sizes         only now are most ranks known; it makes further constants (head sizes, scales), hence fold again
+  4. lift, dedupe  constants become initializers, equal ones become one value ...
+  5. CSE           ... so that equal computations have equal inputs when they are compared
+  6. dead code     last: each step above leaves orphans
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterator, Sequence
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from onnxscript import optimizer
+
+from opsmith.errors import OpsmithError
+from opsmith.rewriter.passes import opsets, shapes, small_rules, weights
+from opsmith.rewriter.rule import DOMAIN
+
+FOLD_LIMIT = 64 * 1024  # elements; a larger result would copy weights into memory
+_FOLD_ROUNDS = 16  # far more than are ever needed: each makes a constant out of one more layer of nodes
+
+
+def simplify(model: ir.Model, raise_opset: bool = False) -> None:
+    """Inline, fold, infer sizes, merge duplicates, remove dead code; in place. The rules want opset 17 or later."""
+    try:
+        common.InlinePass(criteria=lambda f: f.domain != DOMAIN)(model)
+    except ir.passes.PreconditionError as error:
+        raise OpsmithError(f"its functions cannot be inlined: {error.__cause__ or error}") from error
+    if raise_opset:
+        with quiet():
+            opsets.raise_opset(model)
+    fold(model)
+    weights.transpose_lazily(model)
+    for _ in range(2):
+        common.RemoveUnusedNodesPass()(model)
+        if not shapes.infer(model):
+            break
+        fold(model)
+    tidy(model)
+
+
+def fold(model: ir.Model) -> None:
+    """Constant folding and onnxscript's small rules, until nothing changes."""
+    cannot: set[ir.Node] = set()  # nodes at which the folder gave up: it lacks an implementation of their op
+    last: list[ir.Node] = []
+
+    def should_fold(node: ir.Node) -> bool | None:
+        last[:] = [node]
+        return False if node in cannot or node.op_type == "Einsum" else _should_fold(node)
+
+    folding = optimizer._constant_folding.FoldConstantsPass(
+        shape_inference=True, input_size_limit=FOLD_LIMIT, output_size_limit=FOLD_LIMIT, should_fold=should_fold
+    )
+    with quiet():
+        for _ in range(_FOLD_ROUNDS):
+            try:
+                changed = bool(folding(model).modified)
+            except Exception as error:  # whatever a malformed node makes of the folder
+                logging.getLogger(__name__).debug("constant folding goes on without a node: %s", error)
+                if not last or last[0] in cannot:
+                    return
+                cannot.add(last[0])
+                continue
+            _plain_constants(model)
+            common.RemoveUnusedNodesPass()(model)
+            if not small_rules.apply(model) and not changed:
+                break
+
+
+def _plain_constants(model: ir.Model) -> None:
+    """The folder writes `Constant<value_ints>`, which opsets before 12 do not have; every opset has `value`."""
+    for node in model.graph.all_nodes():
+        tensor = node.outputs[0].const_value if node.op_type == "Constant" and node.domain in ("", "ai.onnx") else None
+        if tensor is not None and not {"value", "sparse_value"} & set(node.attributes):
+            node.attributes.clear()
+            node.attributes["value"] = ir.AttrTensor("value", tensor)
+
+
+@contextlib.contextmanager
+def defaults_hidden(model: ir.Model) -> Iterator[None]:
+    """Inputs with a default value are no constants: a caller may override them. onnxscript takes them for constants.
+
+    Outputs have their names again at the end: a rule may find that one is an input, or another value.
+    """
+    names = [value.name for value in model.graph.outputs]
+    held = model.graph.initializers
+    defaults = {v.name: v.const_value for v in model.graph.inputs if v.const_value is not None and v.name in held}
+    for value in model.graph.inputs:
+        value.const_value = None  # also of an input that a pass over a model in memory found to be constant
+        if value.name in defaults:
+            held.pop(value.name or "")
+    try:
+        yield
+    finally:
+        for value in model.graph.inputs:  # by name: raising the opset replaces the graph
+            if value.name in defaults:
+                value.const_value = defaults[value.name]
+                model.graph.register_initializer(value)
+        if [value.name for value in model.graph.outputs] != names:
+            own_outputs(model.graph, names)
+            common.NameFixPass()(model)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The passes warn about every node and every constant that they leave alone."""
+    loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
+
+
+def tidy(model: ir.Model) -> None:
+    """Merge equal constants and equal computations, drop what nobody reads, make names unique."""
+    names = [value.name for value in model.graph.outputs]
+    for one in (
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
+        common.RemoveUnusedOpsetsPass(),
+    ):
+        with quiet():
+            one(model)
+    own_outputs(model.graph, names)
+    with quiet():
+        common.NameFixPass()(model)
+
+
+def own_outputs(graph: ir.Graph, names: Sequence[str | None]) -> None:
+    """Each output is a value of its own again, and has its old name: merging made equal ones the same value, or a constant."""
+    seen: set[ir.Value] = set()
+    inputs = {value.name: value for value in graph.inputs}
+    for i, (value, name) in enumerate(zip(graph.outputs, names)):
+        if name in inputs:  # an output of this name is the input
+            graph.outputs[i] = inputs[name]
+            continue
+        if value.name == name and value not in seen:
+            seen.add(value)
+            continue
+        copy = ir.Node("", "Identity", [value], name=f"{name}_output")
+        copy.outputs[0].name, copy.outputs[0].type, copy.outputs[0].shape = name, value.type, value.shape
+        graph.append(copy)
+        graph.outputs[i] = copy.outputs[0]
+
+
+def _should_fold(node: ir.Node) -> bool | None:
+    """Leave weights alone: onnxscript would transpose a 50 MB matrix in memory, and later write it out again.
+
+    A node has a budget in elements that it makes and in work, known before it runs: a model of 200 bytes can ask for a
+    Range of 10^12. What is beyond it, or cannot be foreseen, stays a node.
+    """
+    inputs = [v.const_value.size for v in node.inputs if v is not None and v.const_value is not None]
+    if any(s > FOLD_LIMIT for s in inputs):
+        return False
+    made = 0
+    for value in node.outputs:
+        if value.shape is None or not all(isinstance(d, int) for d in value.shape):
+            return False
+        made += math.prod(d for d in value.shape if isinstance(d, int))
+    if made > FOLD_LIMIT:
+        return False
+    if node.op_type in _SLOW and (made + sum(inputs) > SLOW_LIMIT or _largest_attribute(node) > SLOW_LIMIT):
+        return False
+    return None
+
+
+def _largest_attribute(node: ir.Node) -> int:
+    numbers = [a.value if a.type == ir.AttributeType.INTS else [a.value] for a in node.attributes.values()]
+    return max((abs(n) for some in numbers for n in some if isinstance(n, int)), default=0)
+
+
+# What onnx's reference implementation computes in loops of Python, or with more work than elements. Einsum is never folded:
+# its work is the product of all its labels.
+SLOW_LIMIT = 1024
+_SLOW = {
+    *("AveragePool", "Col2Im", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "DFT", "GRU", "GridSample", "LRN"),
+    *("LSTM", "LpPool", "MaxPool", "MaxRoiPool", "MaxUnpool", "NonMaxSuppression", "QLinearConv", "RNN", "Resize"),
+    *("RoiAlign", "STFT", "TfIdfVectorizer", "Unique", "Upsample", "MatMul", "Gemm", "MatMulInteger", "QLinearMatMul"),
+    *("CumSum", "Det", "ScatterND", "ScatterElements", "GatherND", "GatherElements", "TopK", "AffineGrid", "Attention"),
+}

@@ -1,0 +1,93 @@
+"""Raise an old model to opset 18, which the rules are written for.
+
+onnx's converter does most of it. Three operators whose meaning changed it passes on as they are; they are adapted here:
+  (1) Hardmax before opset 13    the dims from `axis` on are one row  ->  Flatten, Hardmax over the last axis, Reshape
+  (2) Resize before opset 11     positions are asymmetric, nearest rounds down, or up where the image shrinks; the defaults are others since
+  (3) Upsample before opset 10   becomes such a Resize
+A Scan before opset 9 has a batch of its own, which the converter takes from the model's inputs: such a model stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import onnx_ir as ir
+from onnxscript import version_converter
+
+from opsmith.rewriter.rule import attribute, rank_of
+
+OLDEST = 17  # LayerNormalization, and CastLike for the bodies of our functions
+NEW = 18  # what an older model is raised to
+
+
+def raise_opset(model: ir.Model) -> None:
+    """Convert an old model. A model that cannot be converted stays as it is: rules that need a newer opset say so."""
+    old = model.opset_imports.get("", OLDEST)
+    if old >= OLDEST or (old < 9 and any(n.op_type == "Scan" for n in model.graph.all_nodes())):
+        return
+    converted = model.clone()  # the converter stops half-way when it fails
+    if old < 13:
+        _rows_of_hardmax(converted)  # (1)
+    try:
+        version_converter.convert_version(converted, target_version=NEW, fallback=True)
+    except Exception as error:  # the converter has no common error type
+        logging.getLogger(__name__).info("the opset stays as it is: %s", error)
+        return
+    if converted.opset_imports.get("") != NEW:
+        return
+    if old < 13:
+        _empty_rows(converted)
+    if old < 11 and not _old_positions(converted):  # (2) (3)
+        return
+    model.graph = converted.graph
+    model.functions.clear()
+    model.functions.update(converted.functions)
+
+
+def _rows_of_hardmax(model: ir.Model) -> None:
+    for node in [n for n in model.graph.all_nodes() if n.op_type == "Hardmax" and n.domain in ("", "ai.onnx")]:
+        x, axis = node.inputs[0], int(attribute(node, "axis", 1))
+        node.attributes["axis"] = ir.AttrInt64("axis", -1)
+        if x is None or node.graph is None or axis == -1 or axis == (rank_of(x) or 0) - 1:
+            continue
+        shape, rows = ir.Node("", "Shape", [x]), ir.Node("", "Flatten", [x], [ir.AttrInt64("axis", axis)])
+        back = ir.Node("", "Reshape", [node.outputs[0], shape.outputs[0]])
+        result = node.outputs[0]
+        back.outputs[0].type, back.outputs[0].shape = result.type, result.shape
+        node.graph.insert_before(node, [shape, rows])
+        node.graph.insert_after(node, back)
+        node.replace_input_with(0, rows.outputs[0])
+        result.shape = None
+        result.replace_all_uses_with(back.outputs[0], replace_graph_outputs=True)
+        back.replace_input_with(0, result)
+        name, result.name = result.name, f"{result.name}_rows"
+        back.outputs[0].name = name
+
+
+def _empty_rows(model: ir.Model) -> None:
+    """Reshape(Softmax(Flatten(x)), Shape(x)), as converted: a size of 0 is one, not a place where a size is copied."""
+    for node in model.graph.all_nodes():
+        rows, shape = (v.producer() if v is not None else None for v in (*node.inputs, None, None)[:2])
+        if node.op_type == "Reshape" and rows is not None and shape is not None and shape.op_type == "Shape":
+            flat = rows.inputs[0].producer() if rows.inputs and rows.inputs[0] is not None else None
+            if rows.op_type in ("Softmax", "LogSoftmax", "Hardmax") and flat is not None and flat.op_type == "Flatten":
+                node.attributes["allowzero"] = ir.AttrInt64("allowzero", 1)
+
+
+def _old_positions(model: ir.Model) -> bool:
+    """False if no mode of today says it: nearest took the pixel below where an axis grows, above where it shrinks."""
+    for node in model.graph.all_nodes():
+        if node.op_type != "Resize" or node.domain not in ("", "ai.onnx"):
+            continue
+        node.attributes["coordinate_transformation_mode"] = ir.AttrString(
+            "coordinate_transformation_mode", "asymmetric"
+        )
+        if attribute(node, "mode", "nearest") != "nearest":
+            continue
+        value = node.inputs[2] if len(node.inputs) > 2 else None
+        tensor = None if value is None else ir.convenience.get_const_tensor(value)
+        scales = [1.0] if tensor is None else tensor.numpy().tolist()
+        if min(scales) < 1 < max(scales):
+            return False
+        node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "ceil" if min(scales) < 1 else "floor")
+    return True

@@ -1,0 +1,117 @@
+"""Use what the analysis knows of sizes (opsmith/analysis): Shape, Gather, Concat, Mul ... on small vectors are symbolic there.
+
+    Shape(x)[2] / 4  with x [batch, seq, 32]   ->  8
+    Reshape(x, Concat(Shape(x)[0], Shape(x)[1], 4, 8))  ->  Reshape(x, [0, 0, 4, 8])
+
+Exporters emit hundreds of such nodes for every dynamic dimension, and ONNX's own inference forgets the sizes on the
+way. (1) A vector that turns out constant becomes a constant, (2) a Reshape whose target only copies or regroups
+dimensions gets a constant target, (3) an Expand or Reshape to the shape that is there already goes, (4) every value gets a shape
+in which equal sizes have equal names, which the rules rely on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from opsmith.analysis import Facts, Symbols, analyse
+from opsmith.rewriter.rule import attribute, input_of, is_op, name_of, tensor_of
+from opsmith.sizes import Size, parse, spell
+
+
+def infer(model: ir.Model) -> bool:
+    """Fold what the sizes make constant, name all dimensions of the main graph. True if it changed nodes."""
+    graph = model.graph
+    facts = analyse(graph, model.opset_imports.get("", 1), trust_declared=True).facts
+    changed = False
+    for node in list(graph):
+        if is_op(node, "Reshape", "Expand") and _drop(node, facts):
+            changed = True
+        elif is_op(node, "Reshape"):
+            changed |= _constant_target(node, facts)
+    changed |= _fold(graph, facts)
+    _write_shapes(graph, facts)
+    return changed
+
+
+def _fold(graph: ir.Graph, facts: Facts) -> bool:
+    """(1) A vector that turned out constant becomes a constant."""
+    changed = False
+    for node in list(graph):
+        value = node.outputs[0] if node.outputs else None
+        if value is None or is_op(node, "Constant") or value.is_graph_output() or not value.uses():
+            continue
+        fact = facts.get(value)
+        if fact is None or fact.elements is None or fact.dtype != ir.DataType.INT64:
+            continue
+        values = (e.value for e in fact.elements if isinstance(e, Size))
+        numbers = [v for v in values if v is not None and -(2**63) <= v < 2**63]
+        if len(numbers) == len(fact.elements):
+            value.replace_all_uses_with(_constant(node, np.array(numbers, np.int64).reshape([-1] * fact.rank)))
+            changed = True
+    return changed
+
+
+def _constant(node: ir.Node, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> ir.Value:
+    tensor = ir.tensor(array, name=f"{name_of(node.outputs[0])}_sizes")
+    constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)])
+    value = constant.outputs[0]
+    value.const_value, value.type, value.shape = tensor, ir.TensorType(tensor.dtype), ir.Shape(array.shape)
+    assert node.graph is not None
+    node.graph.insert_before(node, constant)
+    return value
+
+
+def _constant_target(node: ir.Node, facts: Facts) -> bool:
+    """(2) Give a Reshape the target [0, -1, 8 ...]: 0 copies a dimension, one -1 is worked out at run time."""
+    source, target = (facts.get(v) if (v := input_of(node, i)) is not None else None for i in (0, 1))
+    if source is None or target is None or target.elements is None or tensor_of(input_of(node, 1)) is not None:
+        return False
+    sizes = [e for e in target.elements if isinstance(e, Size)]
+    if attribute(node, "allowzero", 0):  # a size of 0 is one here, not a place where a size is copied
+        return False
+    entries = [_target_entry(size, i, source.dims) for i, size in enumerate(sizes)]
+    if entries.count(-1) > 1:
+        return False
+    node.replace_input_with(1, _constant(node, np.array(entries, np.int64)))
+    return True
+
+
+def _target_entry(size: Size, axis: int, source: Sequence[Size]) -> int:
+    if size.value is not None:
+        return size.value
+    return 0 if axis < len(source) and source[axis] == size else -1
+
+
+def _drop(node: ir.Node, facts: Facts) -> bool:
+    """(3) Expand or Reshape to the shape that the value has already."""
+    source, value = input_of(node, 0), node.outputs[0]
+    if source is None or source not in facts or value not in facts or value.is_graph_output():
+        return False
+    if facts[source].dims != facts[value].dims:
+        return False
+    value.replace_all_uses_with(source)
+    return True
+
+
+def _write_shapes(graph: ir.Graph, facts: Facts) -> None:
+    """(4) Write the sizes into the values; inputs and outputs of the graph keep their declared names."""
+    symbols = Symbols(graph)
+    invented: dict[Size, str] = {}
+
+    def dim(size: Size) -> int | str:
+        if size.value is not None or size.name is not None:
+            return size.value if size.value is not None else str(size.name)
+        text = spell(size)
+        if parse(text) == size:
+            return text
+        if size not in invented:  # it holds what a dim's name cannot say
+            invented[size] = str(symbols.fresh().name)
+        return invented[size]
+
+    for node in graph:
+        for value in node.outputs:
+            if value in facts and not value.is_graph_output():
+                value.shape = ir.Shape([dim(size) for size in facts[value].dims])

@@ -1,0 +1,232 @@
+"""The verb: read a model, rewrite it, prove that nothing changed, say what was gained."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import onnx_ir as ir
+
+from opsmith import progress, session, store
+from opsmith.check import flops as counting
+from opsmith.check.verify import VerifyResult, verify
+from opsmith.errors import NotTheSame, OpsmithError
+from opsmith.rewriter import engine, passes, trial, user_rules
+from opsmith.rewriter.engine import RuleResult
+from opsmith.rewriter.rule import Rule
+from opsmith.rewriter.user_rules import UserRules
+
+TOLERANCE = 1e-4  # absolute and relative, for float32: a rewritten model computes the same thing in another order
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What a model is made of and what it costs."""
+
+    nodes: dict[str, int]  # op type, with its domain if it is not ONNX's own -> how many
+    size: int  # bytes on disk
+    flops: int | None
+    milliseconds: float | None = None
+
+    @property
+    def total(self) -> int:
+        return sum(self.nodes.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One rule under `measure`: what it gained, what it cost in accuracy, and whether it stayed."""
+
+    rule: str
+    matches: int
+    gained: float  # milliseconds
+    noise: float
+    error: float  # added to the largest absolute difference
+    kept: bool
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizeResult:
+    variant: store.Variant
+    rules: tuple[RuleResult, ...]
+    before: Summary
+    after: Summary
+    error: float | None  # largest absolute difference to the source; None if it was not verified
+    trials: tuple[Trial, ...] = ()
+
+
+def optimize(
+    src: store.ModelLike,
+    dest: str | os.PathLike[str],
+    level: int = 2,
+    target: str = "portable",
+    rules: str | os.PathLike[str] | None = None,
+    measure: bool = False,
+    *,
+    only: Collection[str] | None = None,
+    timing: bool = True,
+    check: bool = True,
+    shapes: int = 3,
+    threads: int | None = None,
+    overwrite: bool = False,
+) -> OptimizeResult:
+    """Rewrite SRC at a level for a target and write it to DEST, a variant folder or .onnx file.
+
+    `rules` is a file with rules of your own, `only` the names of those to use, `measure` keeps a rule only if it made
+    the model faster here. The result is compared with SRC unless `check` is off, and not written if it differs.
+    """
+    from opsmith.rewriter import choose, rewrite_model
+
+    own = user_rules.load(rules) if rules is not None else UserRules()
+    chosen = choose(level, target, only, own)
+    options = {"level": level, "target": target, "measure": measure, "only": sorted(only) if only else None}
+    with store.on_disk(src) as source:
+        if check:
+            _check_source(source, threads)
+        model = store.open_model(source)
+        trials: list[Trial] = []
+        with progress.task("rewriting"):
+            started = time.monotonic()
+            if measure and level >= 1:
+                results, trials, model = _measured(model, source, chosen, own, level, threads)
+            else:
+                results = rewrite_model(model, level=level, target=target, only=only, own=own)
+            seconds = time.monotonic() - started
+        with store.new_variant(dest, verb="optimize", parent=src, options=options, overwrite=overwrite) as draft:
+            store.save_model(model, draft.path)
+            store.copy_test_data(source, draft.folder)
+            compared = (
+                verify(source, draft.path, rtol=TOLERANCE, atol=TOLERANCE, shapes=shapes, threads=threads)
+                if check
+                else None
+            )
+            if compared is not None and compared.unchecked is not None:
+                raise OpsmithError(
+                    f"{source.name} runs on none of the inputs tried, so the result cannot be compared with it: {compared.unchecked}",
+                    "give it test data",
+                )
+            if compared is not None and not compared.ok:
+                raise NotTheSame(
+                    f"the rewritten model differs from {source.name}: {compared.problems[0]}; nothing was written",
+                    "find the rule with --only, and report it",
+                )
+            before, after = summarize(source), summarize(draft.path)
+            if timing:
+                speed = trial.compare(source, draft.path, trial.feeds_of(source), threads=threads)
+                before = dataclasses.replace(before, milliseconds=speed.before)
+                after = dataclasses.replace(after, milliseconds=speed.after)
+            error = largest_error(compared) if compared is not None else None
+            draft.record["rewrite"] = {
+                "seconds": round(seconds, 3),
+                "rules": {r.rule: r.matches for r in results if r.matches},
+                "nodes": [before.total, after.total],
+                "max_abs_error": error,
+                "tolerance": TOLERANCE,
+            }
+    return OptimizeResult(store.Variant(store.find_model(dest)), tuple(results), before, after, error, tuple(trials))
+
+
+def explain(
+    src: store.ModelLike,
+    rule: str,
+    level: int = 2,
+    target: str = "portable",
+    rules: str | os.PathLike[str] | None = None,
+) -> tuple[Rule, RuleResult]:
+    """Apply the rules of a level in memory, and say of one how often it fired and where it came closest if not."""
+    from opsmith.rewriter import choose, rewrite_model
+
+    own = user_rules.load(rules) if rules is not None else UserRules()
+    level = max(level, 3 if rule.startswith("ort_") else 2)
+    target = "ort-cpu" if rule.startswith("ort_") and target == "portable" else target
+    choose(3, target, [rule], own)  # an unknown name is an error before anything is read
+    model = store.open_model(src)
+    results = rewrite_model(model, level=level, target=target, own=own)
+    declared = next(r for r in choose(level, target, None, own) if r.name == rule)
+    return declared, next(r for r in results if r.rule == rule)
+
+
+def summarize(path: Path) -> Summary:
+    """Count the nodes of a model file, as they stand: a function is one node."""
+    model = store.open_model(path)
+    counted = collections.Counter(
+        n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}.{n.op_type}" for n in model.graph.all_nodes()
+    )
+    counted.pop("Constant", None)
+    try:
+        work: int | None = counting.flops(path, run=False).total
+    except OpsmithError:
+        work = None
+    return Summary(dict(counted), session.size_on_disk(path), work)
+
+
+def largest_error(compared: VerifyResult) -> float:
+    return max((check.max_abs for check in compared.worst), default=0.0)
+
+
+def _check_source(path: Path, threads: int | None) -> None:
+    """A model that disagrees with its own test data is no reference for anything."""
+    if not any(data.outputs for data in store.read_test_data(path)):
+        session.load(path, threads=threads)  # an op that ONNX Runtime does not know is reported here
+        return
+    own = verify(path, threads=threads)
+    if not own.ok:
+        raise OpsmithError(
+            f"{path} does not reproduce its own test data: {own.problems[0]}",
+            "export it again, or remove the test data",
+        )
+
+
+# --- --measure -------------------------------------------------------------------------------------------
+
+
+def _measured(
+    model: ir.Model, source: Path, chosen: list[Rule], own: UserRules, level: int, threads: int | None
+) -> tuple[list[RuleResult], list[Trial], ir.Model]:
+    """Apply rule after rule, each on top of those that stayed, and keep what made the model faster."""
+    from opsmith.rewriter import finish
+
+    with passes.defaults_hidden(model):
+        passes.simplify(model, raise_opset=level >= 2)
+    results, trials = [], []
+    feeds = trial.feeds_of(source)
+    with tempfile.TemporaryDirectory(prefix="opsmith-measure-") as folder:
+        current = _write(model, Path(folder) / "kept_0")
+        error = largest_error(verify(source, current, rtol=TOLERANCE, atol=TOLERANCE, shapes=1, threads=threads))
+        for index, rule in enumerate(chosen, 1):
+            candidate = model.clone()
+            with passes.defaults_hidden(candidate):
+                result = engine.apply(rule, candidate)
+                results.append(result)
+                if not result.matches:
+                    continue
+                finish(candidate, own)
+            path = _write(candidate, Path(folder) / f"kept_{index}")
+            compared = verify(source, path, rtol=TOLERANCE, atol=TOLERANCE, shapes=1, threads=threads)
+            speed = trial.compare(current, path, feeds, threads=threads)
+            added = largest_error(compared) - error
+            if not compared.ok:
+                kept, why = False, f"wrong: {compared.unchecked or compared.problems[0]}"
+            elif speed.faster:
+                kept, why = True, "faster"
+            else:
+                kept, why = False, "slower" if speed.slower else "not measurably faster"
+            trials.append(Trial(rule.name, result.matches, speed.gain, speed.noise, added, kept, why))
+            if kept:
+                model, current, error = candidate, path, largest_error(compared)
+            else:
+                result.matches = 0
+    return results, trials, model
+
+
+def _write(model: ir.Model, folder: Path) -> Path:
+    folder.mkdir()
+    path = folder / "model.onnx"
+    store.save_model(model, path)
+    return path

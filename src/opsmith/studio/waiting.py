@@ -1,0 +1,107 @@
+"""What the endpoints of the OpenAI API share: strict requests, errors in its form, waiting for a job while the client is there."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+from opsmith.errors import OpsmithError
+from opsmith.studio.core import Studio
+from opsmith.studio.jobs import FINISHED, Job
+
+OWNER = "api"
+PATIENCE = 0.3  # seconds between two looks whether the client is still there
+
+
+class UnknownModel(OpsmithError):
+    """The client's NotFoundError."""
+
+
+class JobFailed(OpsmithError):
+    """The message of a job that failed."""
+
+
+class OurFault(JobFailed):
+    """A job that failed by a mistake of ours: status 500."""
+
+
+class Strict(BaseModel):
+    """A request in which nothing is ignored. SAYS are fields that we have not: they may be missing or say what holds anyway."""
+
+    model_config = ConfigDict(extra="forbid")
+    says: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        for name, allowed in cls.says.items():
+            value = given.get(name)
+            if value is not None and not any(value == a and type(value) is type(a) for a in allowed):
+                only = f"; only {' or '.join(json.dumps(a) for a in allowed)}" if allowed else ""
+                raise PydanticCustomError("unsupported", "{what}", {"what": f"{name} is not supported{only}"})
+        return {name: value for name, value in given.items() if name not in cls.says}
+
+
+def error_body(message: str, code: str | None, param: str | None = None) -> dict[str, Any]:
+    """What clients send comes back in messages: half characters in it are written out."""
+    told = [text and text.encode(errors="backslashreplace").decode() for text in (message, param)]
+    return {"error": {"message": told[0], "type": "invalid_request_error", "param": told[1], "code": code}}
+
+
+def unknown_model(name: str, known: list[str]) -> UnknownModel:
+    return UnknownModel(f"there is no model {name[:100]!r} for this", f"there are: {', '.join(known)}")
+
+
+def studio_of(request: Request) -> Studio:
+    found: Studio = request.app.state.studio
+    return found
+
+
+async def begun(request: Request, studio: Studio, job: Job) -> None:
+    await _until(request, studio, job, lambda: any(job.texts))
+
+
+async def finished(request: Request, studio: Studio, job: Job) -> None:
+    await _until(request, studio, job, lambda: False)
+    studio.jobs.forget(job)
+
+
+async def _until(request: Request, studio: Studio, job: Job, enough: Callable[[], bool]) -> None:
+    """Until the job has ended or is far enough. A client that goes away, or a failure, ends it."""
+    try:
+        async with studio.jobs.watch(lambda other: other is job) as watcher:
+            looked = time.monotonic()
+            while job.state not in FINISHED and not enough():
+                await watcher.next(PATIENCE)
+                if time.monotonic() - looked >= PATIENCE:
+                    looked = time.monotonic()
+                    if await request.is_disconnected():
+                        raise JobFailed("the client went away")
+    except BaseException:
+        end(studio, job)
+        raise
+    if job.state in ("failed", "cancelled"):
+        studio.jobs.forget(job)
+        raise (OurFault if job.our_fault else JobFailed)(job.error or "the server is stopping")
+
+
+def end(studio: Studio, job: Job) -> None:
+    if job.state not in FINISHED:
+        studio.jobs.cancel(job)
+    studio.jobs.forget(job)
+
+
+def event(name: str, content: dict[str, Any]) -> str:
+    return f"event: {name}\ndata: {json.dumps({'type': name, **content})}\n\n"
+
+
+def data(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"

@@ -1,0 +1,119 @@
+"""The bodies of If and Loop: regions inside them are compiled, what they capture is given to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from small import graph
+
+import opsmith
+
+
+def loop_model() -> onnx.ModelProto:
+    """h = Tanh(h @ w + x), n times; w and x come from outside the body, h leaves it at every turn, too."""
+    value = helper.make_tensor_value_info
+    w = onnx.numpy_helper.from_array(np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32), "w")
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["h", "w"], ["hw"], name="product"),
+            helper.make_node("Add", ["hw", "doubled"], ["sum"], name="sum"),
+            helper.make_node("Tanh", ["sum"], ["h_next"], name="tanh"),
+            helper.make_node("Identity", ["again"], ["go_on"], name="go"),
+            helper.make_node("Identity", ["h_next"], ["seen"], name="see"),
+        ],
+        "body",
+        [
+            value("i", TensorProto.INT64, []),
+            value("again", TensorProto.BOOL, []),
+            value("h", TensorProto.FLOAT, ["b", 8]),
+        ],
+        [
+            value("go_on", TensorProto.BOOL, []),
+            value("h_next", TensorProto.FLOAT, ["b", 8]),
+            value("seen", TensorProto.FLOAT, ["b", 8]),
+        ],
+    )
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["doubled"], name="double"),
+        helper.make_node("Loop", ["n", "", "x"], ["last", "all"], body=body, name="loop"),
+        helper.make_node("Softmax", ["last"], ["y"], name="soft"),
+    ]
+    main = helper.make_graph(
+        nodes,
+        "g",
+        [value("x", TensorProto.FLOAT, ["b", 8]), value("n", TensorProto.INT64, [])],
+        [value("y", TensorProto.FLOAT, ["b", 8]), value("all", TensorProto.FLOAT, ["t", "b", 8])],
+        [w],
+    )
+    return helper.make_model(main, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_the_body_of_a_loop_is_compiled(tmp_path):
+    onnx.save(loop_model(), tmp_path / "loop.onnx")
+    result = opsmith.compile(tmp_path / "loop.onnx", tmp_path / "c", regions="all")
+    assert [name for _, name, _ in result.left] == ["loop"]
+    assert len(result.regions) == 4 and result.verified.ok
+    feed = {"x": np.random.default_rng(1).normal(size=(3, 8)).astype(np.float32), "n": np.array(5, np.int64)}
+    want = opsmith.load(tmp_path / "loop.onnx").run(None, feed)
+    for a, b in zip(want, opsmith.load(result.variant).run(None, feed)):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_the_branches_of_an_if_are_compiled_and_read_what_is_around_them(tmp_path, flag):
+    model = graph(
+        """g (float[n, 4] x, bool c) => (float[n, 4] y) { a = Exp(x)
+        y = If (c) <then_branch = t () => (float[n, 4] p) { p = Softmax(a) },
+                    else_branch = e () => (float[n, 4] q) { r = Neg(a)  q = Mul(r, x) }> }"""
+    )
+    result = opsmith.compile(model, tmp_path / "c", regions="all")
+    assert [op for op, _, _ in result.left] == ["If"] and len(result.regions) == 3
+    feed = {"x": np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32), "c": np.array(flag)}
+    want = np.exp(feed["x"])
+    want = np.exp(want) / np.exp(want).sum(-1, keepdims=True) if flag else -want * feed["x"]
+    np.testing.assert_allclose(opsmith.load(result.variant).run(None, feed)[0], want, rtol=1e-5)
+
+
+def test_equal_values_that_simplifying_turns_round_make_no_circle(tmp_path):
+    """The condition is constant: the working copy computes `inner` from `y`, the source `y` from `inner`."""
+    model = graph(
+        """g (float[n, 4] x, int64[k] s) => (float y) { c = Constant<value = bool {0}>()
+        e = Exp(x)  inner = Reshape(e, s)
+        y = If (c) <then_branch = t () => (float p) { p = Neg(inner) },
+                    else_branch = e () => (float q) { q = Identity(inner) }> }"""
+    )
+    result = opsmith.compile(model, tmp_path / "c", regions="all", verify=False)
+    feed = {"x": np.ones((2, 4), np.float32), "s": np.array([4, 2])}
+    np.testing.assert_allclose(opsmith.load(result.variant).run(None, feed)[0], np.full((4, 2), np.e), rtol=1e-6)
+
+
+def test_a_carried_value_that_is_not_of_the_rank_its_body_declares_is_no_defect(tmp_path):
+    """h is declared a scalar, begins as one, and is h + [1] after the first step"""
+    value = helper.make_tensor_value_info
+    one = onnx.numpy_helper.from_array(np.ones(1, np.float32), "one")
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["h", "one"], ["h_next"], name="step"),
+            helper.make_node("Identity", ["again"], ["go_on"], name="go"),
+        ],
+        "body",
+        [value("i", TensorProto.INT64, []), value("again", TensorProto.BOOL, []), value("h", TensorProto.FLOAT, [])],
+        [value("go_on", TensorProto.BOOL, []), value("h_next", TensorProto.FLOAT, [])],
+        [one],
+    )
+    nodes = [
+        helper.make_node("Exp", ["x"], ["start"], name="start"),
+        helper.make_node("Loop", ["n", "", "start"], ["y"], body=body, name="loop"),
+    ]
+    inputs = [value("x", TensorProto.FLOAT, []), value("n", TensorProto.INT64, [])]
+    main = helper.make_graph(nodes, "g", inputs, [value("y", TensorProto.FLOAT, None)])
+    onnx.save(
+        helper.make_model(main, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "loop.onnx"
+    )
+    result = opsmith.compile(tmp_path / "loop.onnx", tmp_path / "c", regions="all")
+    assert result.verified.ok and not result.remarks
+    feed = {"x": np.array(0.5, np.float32), "n": np.array(3, np.int64)}
+    (got,) = opsmith.load(result.variant).run(None, feed)
+    np.testing.assert_allclose(got, [np.exp(np.float32(0.5)) + 3], rtol=1e-6)

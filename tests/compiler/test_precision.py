@@ -1,0 +1,180 @@
+"""Products in bf16: what runs in it, how it is stored, how its error is judged."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from batch import compile_batch
+from small import graph
+
+import opsmith
+from opsmith import machine, settings
+from opsmith.check import verify as checks
+from opsmith.compiler import geometry
+from opsmith.compiler.cut import cut
+from opsmith.compiler.precision import BF16, PRECISIONS
+from opsmith.compiler.program import Program, Target
+from opsmith.compiler.source import load, prepare
+from opsmith.errors import NotTheSame, OpsmithError
+
+
+def with_weights(model: onnx.ModelProto, **shapes: tuple[int, ...]) -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        values = rng.standard_normal(shape).astype(np.float32) / np.sqrt(np.prod(shape[1:], dtype=float))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values.astype(np.float32), name))
+    return model
+
+
+def mlp() -> onnx.ModelProto:
+    """Two products with a residual sum around them; `t` has an odd inner size."""
+    return with_weights(
+        graph(
+            """mlp (float[n, 48] x) => (float[n, 48] y) {
+              h = MatMul(x, w1)  a = Add(h, b1)  r = Relu(a)
+              t = MatMul(r, w2)  s = Add(t, x)  y = MatMul(s, w3)
+            }"""
+        ),
+        w1=(48, 65),
+        b1=(65,),
+        w2=(65, 48),
+        w3=(48, 48),
+    )
+
+
+def convolutions() -> onnx.ModelProto:
+    return with_weights(
+        graph(
+            """c (float[n, 3, h, w] x) => (float[n, 20, h, w] y) {
+              a = Conv<pads=[1,1,1,1]>(x, w1)  b = Relu(a)
+              c = Conv<pads=[1,1,1,1]>(b, w2)  d = Relu(c)
+              y = Conv(d, w3)
+            }"""
+        ),
+        w1=(20, 3, 3, 3),
+        w2=(33, 20, 3, 3),
+        w3=(20, 33, 1, 1),
+    )
+
+
+def lowered(model: onnx.ModelProto, isa: geometry.InstructionSet) -> Program:
+    (program,) = cut(prepare(load(ir.from_proto(model))), "whole", Target(isa, precision=BF16)).programs
+    return program
+
+
+FAST = dataclasses.replace(geometry.AVX512, multiplies_bf16=True)
+
+
+def test_weights_of_products_are_stored_once_and_in_bf16() -> None:
+    program = lowered(mlp(), FAST)
+    products = [c for c in program.calls if c.precision is BF16]
+    assert [c.kernel.name for c in products] == ["gemm_bf16"] * 3
+    sizes = sorted(b.elements.value for b in program.buffers if b.place == "weight" and b.dtype == ir.DataType.BFLOAT16)
+    assert sizes == sorted([48 * 80, 66 * 48, 48 * 48])  # columns in whole vectors, rows in whole pairs
+    assert program.weight_bytes < 2 * sum(s or 0 for s in sizes) + 3 * 4096
+
+
+def test_a_value_that_only_products_read_is_stored_in_bf16_and_a_residual_is_not() -> None:
+    types = {b.name: b.dtype for b in lowered(mlp(), FAST).buffers}
+    assert types["r"] == ir.DataType.BFLOAT16
+    assert types["s_bfloat16" if "s_bfloat16" in types else "s"] == ir.DataType.BFLOAT16
+    assert types["in0_x_bfloat16"] == ir.DataType.BFLOAT16  # x itself is an input, and is added in fp32
+
+
+def test_a_cpu_without_products_of_bf16_reads_bf16_weights_and_keeps_its_activations() -> None:
+    program = lowered(mlp(), geometry.AVX2)
+    assert [c.kernel.name for c in program.calls] == ["gemm_bf16"] * 3
+    assert {b.dtype for b in program.buffers if b.place == "arena"} == {ir.DataType.FLOAT}
+
+
+def test_few_channels_are_convolved_in_fp32() -> None:
+    calls = lowered(convolutions(), FAST).calls
+    assert [c.precision.name for c in calls if c.precision] == ["fp32", "bf16", "bf16"]
+
+
+@pytest.mark.parametrize("make", [mlp, convolutions])
+def test_a_model_in_bf16_states_its_error(make: object, tmp_path: Path) -> None:
+    model = make()  # type: ignore[operator]
+    result = opsmith.compile(ir.from_proto(model), tmp_path / "narrow", precision="bf16", regions="whole")
+    assert result.verified is not None and result.verified.ok
+    assert result.variant is not None
+    record = opsmith.store.read_record(result.variant.path)
+    (stated,) = record["verified"].values()
+    assert 1e-5 < stated["of_scale"] < 2e-2 and stated["bound"] == checks.BOUNDS["bf16"] and stated["cosine"] > 0.999
+    assert record["compiled"]["precision"]["bf16"] >= 2 and record["options"]["precision"] == "bf16"
+
+
+def attention() -> onnx.ModelProto:
+    """Self-attention with a causal mask as one would spell it out, between two linear layers."""
+    model = graph(
+        """a (float[n, s, 48] x) => (float[n, s, 48] y)
+        <int64[4] heads = {0, 0, 3, 16}, int64[3] flat = {0, 0, 48}, float scale = {0.25}> {
+          q0 = MatMul(x, wq)  k0 = MatMul(x, wk)  v0 = MatMul(x, wv)
+          q1 = Reshape(q0, heads)  k1 = Reshape(k0, heads)  v1 = Reshape(v0, heads)
+          q = Transpose<perm=[0,2,1,3]>(q1)  k = Transpose<perm=[0,2,3,1]>(k1)  v = Transpose<perm=[0,2,1,3]>(v1)
+          d = MatMul(q, k)  c = Mul(d, scale)  p = Softmax<axis=-1>(c)  o = MatMul(p, v)
+          t = Transpose<perm=[0,2,1,3]>(o)  u = Reshape(t, flat)  y = MatMul(u, wo)
+        }"""
+    )
+    return with_weights(model, wq=(48, 48), wk=(48, 48), wv=(48, 48), wo=(48, 48))
+
+
+MODELS = {"mlp": (mlp, (7, 48)), "convolutions": (convolutions, (2, 3, 9, 6)), "attention": (attention, (2, 65, 48))}
+
+
+def test_attention_in_bf16_reads_what_products_wrote_in_bf16() -> None:
+    program = lowered(attention(), FAST)
+    (call,) = [c for c in program.calls if c.kernel.name == "attention_bf16"]
+    assert {getattr(a, "dtype", None) for a in (call.arguments[n] for n in ("q", "k", "v", "out"))} == {
+        ir.DataType.BFLOAT16
+    }
+
+
+@pytest.mark.parametrize(
+    "isa", [geometry.native(), geometry.AVX2, geometry.GENERIC, geometry.SCALAR], ids=lambda s: s.name
+)
+def test_every_instruction_set_gives_the_same_answers_within_the_error_of_bf16(
+    isa: geometry.InstructionSet, tmp_path: Path
+) -> None:
+    if not isa.features <= machine.cpu_features():
+        pytest.skip(f"this CPU has no {isa.name}")
+    models = [(name, make().SerializeToString()) for name, (make, _) in MODELS.items()]
+    library, built = compile_batch(models, tmp_path, isa=isa, precision=BF16)
+    for item, (name, (make, shape)) in zip(built, MODELS.items()):
+        assert item.native, (item.error, item.left)
+        x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+        options = ort.SessionOptions()
+        options.register_custom_ops_library(str(library))
+        (got,) = ort.InferenceSession(item.path, options).run(None, {"x": x})
+        (want,) = ort.InferenceSession(make().SerializeToString()).run(None, {"x": x})
+        assert 0 < np.abs(got - want).max() / np.abs(want).max() < 2e-2, name
+
+
+def test_beyond_the_bound_compile_fails_and_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(checks.BOUNDS, "bf16", 1e-6)
+    with pytest.raises(NotTheSame, match=r"bf16 .* 1e-06 of the output's scale") as failed:
+        opsmith.compile(ir.from_proto(mlp()), tmp_path / "narrow", precision="bf16")
+    assert "--precision fp32" in str(failed.value.hint)
+    assert not (tmp_path / "narrow").exists()
+
+
+def test_the_bound_of_bf16_says_nothing_about_fp32() -> None:
+    a = np.linspace(-1, 1, 100, dtype=np.float32)
+    b = a + np.float32(0.01)
+    assert not checks.compare_arrays(a, b).ok
+    assert checks.compare_arrays(a, b, bound=0.02).ok
+    assert not checks.compare_arrays(a, b, bound=0.009).ok
+    assert not checks.compare_arrays(a, np.where(a > 0.9, np.nan, a), bound=1.0).ok
+
+
+def test_the_words_of_the_settings_are_those_of_the_compiler(tmp_path: Path) -> None:
+    assert tuple(PRECISIONS) == settings.PRECISIONS
+    assert set(checks.BOUNDS) == set(settings.PRECISIONS) - {"fp32"}
+    with pytest.raises(OpsmithError, match="fp32 or bf16"):
+        opsmith.compile(ir.from_proto(mlp()), tmp_path / "x", precision="half")

@@ -1,0 +1,72 @@
+"""Two sizes are equal, different, or unknown until the program runs: then both answers must be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from batch import compile_batch
+from onnx import helper as h
+
+Case = tuple[str, dict[str, list[int | str]], dict[str, Any], list[dict[str, int]]]
+
+EINSUM = [
+    ("ab,ea->bea", ["n", 4], [2, 3], [{"n": 3}, {"n": 1}]),
+    ("bij,bjk->bik", ["b", 3, 4], ["c", 4, 5], [{"b": 2, "c": 2}, {"b": 1, "c": 2}, {"b": 2, "c": 1}]),
+    ("bij,bjk->bik", ["b", 3, 4], [2, 4, 5], [{"b": 2}, {"b": 1}]),
+    ("bij,bjk->bik", [2, 3, "k"], [2, "l", 5], [{"k": 4, "l": 4}, {"k": 1, "l": 4}, {"k": 4, "l": 1}]),
+    ("bij,bjk->bik", ["b", 3, 4], ["b", 4, 5], [{"b": 2}, {"b": 1}]),
+    ("...ij,...jk->...ik", ["b", 3, 4], ["c", 4, 5], [{"b": 2, "c": 2}, {"b": 1, "c": 2}]),
+    ("ij,ij->", ["n", 4], ["m", "k"], [{"n": 3, "m": 3, "k": 4}, {"n": 3, "m": 1, "k": 1}]),
+]
+OTHERS: list[tuple[str, list[Any], list[Any], list[dict[str, int]]]] = [
+    ("Add", ["n", 4], ["m", 4], [{"n": 3, "m": 3}, {"n": 1, "m": 3}, {"n": 3, "m": 1}, {"n": 1, "m": 0}]),
+    ("Mul", ["n", "k"], [3, 1], [{"n": 3, "k": 2}, {"n": 1, "k": 2}]),
+    ("MatMul", ["b", 2, "k"], ["c", "l", 5], [{"b": 2, "c": 2, "k": 4, "l": 4}, {"b": 1, "c": 2, "k": 3, "l": 3}]),
+    ("MatMul", ["b", 2, 3], [4, 3, 5], [{"b": 4}, {"b": 1}]),
+    ("Max", ["n", "m"], ["k", 4], [{"n": 2, "m": 4, "k": 2}, {"n": 2, "m": 1, "k": 1}, {"n": 1, "m": 1, "k": 3}]),
+    ("PRelu", ["n", 3, "m"], ["k", 1], [{"n": 2, "m": 4, "k": 3}, {"n": 2, "m": 4, "k": 1}]),
+]
+
+
+def _model(op: str, x: list[Any], y: list[Any], **attributes: Any) -> bytes:
+    values = [h.make_tensor_value_info(n, 1, s) for n, s in (("x", x), ("y", y))]
+    node = h.make_node(op, ["x", "y"], ["z"], **attributes)
+    graph = h.make_graph([node], "g", values, [h.make_tensor_value_info("z", 1, None)])
+    found: bytes = h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9).SerializeToString()
+    return found
+
+
+@pytest.mark.parametrize("family", ["einsum", "others"])
+def test_sizes_that_are_only_known_at_run_time(family: str, tmp_path: Path) -> None:
+    rows = (
+        [("Einsum", *r[1:], {"equation": r[0]}) for r in EINSUM] if family == "einsum" else [(*r, {}) for r in OTHERS]
+    )
+    models = [(f"m{i}", _model(op, x, y, **attributes)) for i, (op, x, y, _, attributes) in enumerate(rows)]
+    library, built = compile_batch(models, tmp_path)
+    rng = np.random.default_rng(0)
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(str(library))
+    for (op, x, y, cases, _), result, (_, model) in zip(rows, built, models):
+        assert result.native, f"{op} {x} {y}: {result.left or result.error}"
+        own, stock = ort.InferenceSession(result.path, options), ort.InferenceSession(model)
+        for case in cases:
+            shapes = {n: [d if isinstance(d, int) else case[d] for d in s] for n, s in (("x", x), ("y", y))}
+            feed = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+            want, got = stock.run(None, feed)[0], own.run(None, feed)[0]
+            assert want.shape == got.shape, f"{op} {x} {y} {case}"
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5, err_msg=f"{op} {x} {y} {case}")
+
+
+def test_sizes_that_differ_are_refused_when_the_program_runs(tmp_path: Path) -> None:
+    models = [("m0", _model("Add", ["n", 4], ["m", 4])), ("m1", _model("MatMul", [2, "k"], ["l", 5]))]
+    library, built = compile_batch(models, tmp_path)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.register_custom_ops_library(str(library))
+    for result, x, y in zip(built, ((3, 4), (2, 3)), ((2, 4), (4, 5))):
+        with pytest.raises(Exception, match="broadcast|inner"):
+            ort.InferenceSession(result.path, options).run(None, {"x": np.ones(x, "f"), "y": np.ones(y, "f")})

@@ -1,0 +1,156 @@
+"""Models that ONNX allows and exporters rarely write: rewriting keeps their inputs, outputs and meaning at every level."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+from onnx import helper as h
+from onnx import numpy_helper as nh
+from rewrite_graphs import random_inputs, run
+
+from opsmith.rewriter import rewrite_model
+
+
+def proto_of(
+    nodes: list[onnx.NodeProto],
+    inputs: dict[str, list[int]],
+    outputs: dict[str, int],
+    constants: dict[str, Any] | None = None,
+    opset: int = 18,
+) -> onnx.ModelProto:
+    values = [h.make_tensor_value_info(name, 1, shape) for name, shape in inputs.items()]
+    results = [h.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()]
+    tensors = [nh.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
+    graph = h.make_graph(nodes, "g", values, results, tensors)
+    return h.make_model(graph, opset_imports=[h.make_opsetid("", opset)], ir_version=8)
+
+
+def check(proto: onnx.ModelProto) -> None:
+    inputs = random_inputs(proto)
+    expected = run(proto, inputs)
+    for level in range(4):
+        model = ir.from_proto(proto)
+        rewrite_model(model, level=level)
+        after = ir.to_proto(model)
+        assert [v.name for v in after.graph.input] == [v.name for v in proto.graph.input], f"level {level}"
+        assert [v.name for v in after.graph.output] == [v.name for v in proto.graph.output], f"level {level}"
+        for want, got in zip(expected, run(after, inputs), strict=True):
+            assert want.shape == got.shape and want.dtype == got.dtype, f"level {level}"
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6, err_msg=f"level {level}")
+
+
+N = h.make_node
+FLOAT, INT64 = 1, 7
+
+
+def test_an_input_that_is_an_output_beside_one_that_turns_out_to_be_it() -> None:
+    nodes = [N("Reshape", ["x", "flat"], ["f"]), N("Shape", ["x"], ["s"]), N("Reshape", ["f", "s"], ["y"])]
+    proto = proto_of(nodes, {"x": [3, 4]}, {"y": FLOAT, "x": FLOAT}, {"flat": np.array([-1])}, 17)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    check(proto)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 18, 21])
+def test_an_output_that_is_constant(opset: int) -> None:
+    nodes = [N("Relu", ["x"], ["r"]), N("Shape", ["x"], ["y"]), N("Gather", ["y", "i"], ["g"])]
+    nodes.append(N("Cast", ["g"], ["c"], to=1))
+    check(proto_of(nodes, {"x": [3, 4]}, {"r": FLOAT, "y": INT64, "c": FLOAT}, {"i": np.int64(0)}, opset))
+
+
+def test_outputs_of_one_value() -> None:
+    nodes = [N("Relu", ["x"], ["r"]), N("Identity", ["r"], ["y"]), N("Identity", ["r"], ["z"])]
+    check(proto_of(nodes, {"x": [3, 4]}, {"y": FLOAT, "z": FLOAT, "r": FLOAT}))
+
+
+def test_equal_computations_are_two_outputs() -> None:
+    check(proto_of([N("Relu", ["x"], ["y"]), N("Relu", ["x"], ["z"])], {"x": [3, 4]}, {"y": FLOAT, "z": FLOAT}))
+
+
+def test_an_initializer_as_output_once_and_twice() -> None:
+    nodes = [N("Relu", ["x"], ["r"]), N("Identity", ["i"], ["a"]), N("Identity", ["i"], ["b"])]
+    check(proto_of(nodes, {"x": [3, 4]}, {"r": FLOAT, "i": INT64, "a": INT64, "b": INT64}, {"i": np.int64(5)}))
+
+
+def test_an_input_that_is_an_output() -> None:
+    check(proto_of([N("Relu", ["x"], ["y"])], {"x": [2]}, {"y": FLOAT, "x": FLOAT}))
+    check(proto_of([N("Add", ["x", "zero"], ["y"])], {"x": [2]}, {"y": FLOAT}, {"zero": np.float32(0)}))
+
+
+@pytest.mark.parametrize("opset", [9, 13, 18])
+def test_an_initializer_that_can_be_overridden(opset: int) -> None:
+    nodes = [N("Sub", ["x", "lo"], ["d"]), N("Mul", ["d", "hi"], ["y"])]
+    proto = proto_of(nodes, {"x": [1, 2], "hi": []}, {"y": FLOAT}, {"lo": np.float32(-1), "hi": np.float32(2)}, opset)
+    check(proto)
+    model = ir.from_proto(proto)
+    rewrite_model(model, level=2)
+    x = np.ones((1, 2), np.float32)
+    for given, want in (({}, 4), ({"hi": np.array(3, np.float32)}, 6)):
+        assert np.array_equal(run(ir.to_proto(model), {"x": x, **given})[0], np.full((1, 2), want))
+
+
+# --- operators whose meaning changed ---
+
+
+@pytest.mark.parametrize("opset", [9, 11, 12])
+@pytest.mark.parametrize("op", ["Hardmax", "Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("attributes", [{}, {"axis": 0}, {"axis": 1}, {"axis": 2}])
+def test_rows_before_opset_13(op: str, attributes: dict[str, int], opset: int) -> None:
+    check(
+        proto_of(
+            [N(op, ["x"], ["z"], **attributes), N("Neg", ["z"], ["y"])], {"x": [2, 3, 4]}, {"y": FLOAT}, opset=opset
+        )
+    )
+
+
+@pytest.mark.parametrize("op, opset", [("Upsample", 9), ("Resize", 10)])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_positions_of_resize_before_opset_11(op: str, opset: int, mode: str) -> None:
+    scales = {"s": np.array([1, 1, 1.7, 2.3], np.float32)}
+    check(proto_of([N(op, ["x", "s"], ["y"], mode=mode)], {"x": [1, 2, 5, 6]}, {"y": FLOAT}, scales, opset))
+
+
+@pytest.mark.parametrize("opset", [9, 11, 12])
+def test_axes_as_attributes(opset: int) -> None:
+    nodes = [N("Squeeze", ["x"], ["s"], axes=[-1]), N("Split", ["s"], ["a", "b"], axis=0, split=[1, 1])]
+    nodes += [N("Unsqueeze", ["a"], ["u"], axes=[0]), N("Shape", ["u"], ["t"])]
+    check(proto_of(nodes, {"x": [2, 1, 1]}, {"b": FLOAT, "u": FLOAT, "t": INT64}, opset=opset))
+
+
+def test_old_operators_inside_branches() -> None:
+    text = """<ir_version: 7, opset_import: ["": 11]> g (bool c, float[2,3,4] x) => (float[2,3,4] y) {
+        y = If(c) <then_branch = t () => (float[2,3,4] a) { a = Hardmax<axis=1>(x) },
+                   else_branch = e () => (float[2,3,4] b) { s = Unsqueeze<axes=[0]>(x) b = Squeeze<axes=[0]>(s) }> }"""
+    proto = onnx.parser.parse_model(text)
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    for level in range(3):
+        model = ir.from_proto(proto)
+        rewrite_model(model, level=level)
+        for c in (True, False):
+            feed = {"c": np.array(c), "x": x}
+            assert np.array_equal(run(ir.to_proto(model), feed)[0], run(proto, feed)[0])
+
+
+# --- the budget of folding ---
+
+
+def _folded(nodes: list[onnx.NodeProto], constants: dict[str, Any]) -> set[str]:
+    proto = proto_of([*nodes, N("Add", ["x", "k"], ["y"])], {"x": [1]}, {"y": FLOAT}, constants)
+    model = ir.from_proto(proto)
+    rewrite_model(model, level=1)
+    return {n.op_type for n in model.graph}
+
+
+def test_small_constants_fold_and_large_ones_stay() -> None:
+    for count, left in ((100, {"Add"}), (10**6, {"Expand", "Add"})):
+        assert _folded([N("Expand", ["c", "s"], ["k"])], {"c": np.float32(1), "s": np.array([count])}) == left
+
+
+def test_an_einsum_whose_labels_multiply_is_not_computed_while_folding() -> None:
+    constants = {name: np.ones(60, np.float32) for name in "abcdef"}
+    nodes = [N("Einsum", list("abcdef"), ["k"], equation="i,j,k,l,m,n->")]
+    assert "Einsum" in _folded(nodes, constants)
