@@ -22,19 +22,27 @@ class Running:
     stop: Callable[[], None]
 
     def visitor(self) -> httpx.Client:
-        """A browser without a page: it has the session cookie."""
-        return httpx.Client(base_url=self.url, timeout=120, cookies=httpx.get(self.url).cookies)
+        return visitor_of(self.url)
 
     def done(self, client: httpx.Client, answer: httpx.Response) -> dict[str, Any]:
-        """The job that ANSWER started, once it has ended."""
-        assert answer.status_code == 202, answer.text
-        until = time.monotonic() + 240
-        while time.monotonic() < until:
-            job: dict[str, Any] = client.get(f"/api/jobs/{answer.json()['id']}").json()
-            if job["state"] in ("done", "failed", "cancelled"):
-                return job
-            time.sleep(0.03)
-        raise AssertionError("the job did not end")
+        return ended(client, answer)
+
+
+def visitor_of(url: str) -> httpx.Client:
+    """A browser without a page: it has the session cookie."""
+    return httpx.Client(base_url=url, timeout=120, cookies=httpx.get(url).cookies)
+
+
+def ended(client: httpx.Client, answer: httpx.Response) -> dict[str, Any]:
+    """The job that ANSWER started, once it has ended."""
+    assert answer.status_code == 202, answer.text
+    until = time.monotonic() + 240
+    while time.monotonic() < until:
+        job: dict[str, Any] = client.get(f"/api/jobs/{answer.json()['id']}").json()
+        if job["state"] in ("done", "failed", "cancelled"):
+            return job
+        time.sleep(0.03)
+    raise AssertionError("the job did not end")
 
 
 def begin(studio: Studio, **options: Any) -> Running:
