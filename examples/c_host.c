@@ -1,16 +1,33 @@
-/* Runs an untouched model.onnx from C through the Opsmith execution provider; no Python, no Opsmith installed.
+/* Runs a compiled model from C, on Linux, Windows or macOS; no Python, no Opsmith installed. Either an untouched model.onnx through the
+ * execution provider, or a compiled one with its library of custom ops:
  *
- *     opsmith compile model.onnx --ep                      once, on the machine that builds
  *     cc c_host.c -o c_host -ldl
  *     ./c_host libonnxruntime.so model.onnx.opsmith/libopsmith_provider.so model.onnx ids=i64:1x8:ids.bin x=f32:1x3:x.bin
+ *     ./c_host libonnxruntime.so fast/libmodel_<hash>.so fast/model.onnx ids=i64:1x8:ids.bin x=f32:1x3:x.bin
  *
  * An input is name=type:dims:file with raw numbers; each output is written to <name>.out in the same way. With ORT's header at hand
  * the calls are those of its OrtApi; without it, as here, they are the slots of that table, which only ever grows. */
-#include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _WIN32
+#include <windows.h>
+#define OPEN(path) ((void*)LoadLibraryA(path))
+#define FIND(library, name) ((void*)GetProcAddress(library, name))
+typedef wchar_t PathChar; /* ORT's paths are wide on Windows */
+static const PathChar* as_path(const char* text) {
+  const size_t room = strlen(text) + 1;
+  PathChar* wide = malloc(room * sizeof *wide);
+  return mbstowcs(wide, text, room), wide;
+}
+#else
+#include <dlfcn.h>
+#define OPEN(path) dlopen(path, RTLD_NOW)
+#define FIND(library, name) dlsym(library, name)
+typedef char PathChar;
+static const PathChar* as_path(const char* text) { return text; }
+#endif
 
 typedef struct {
   const void* (*GetApi)(uint32_t version);
@@ -57,29 +74,36 @@ static void* tensor(char* argument, void* memory_info) {
   return value;
 }
 
-int main(int count, char** arguments) {
-  if (count < 4) return fprintf(stderr, "usage: %s libonnxruntime.so provider.so model.onnx name=type:dims:file ...\n", arguments[0]), 2;
-  void* library = dlopen(arguments[1], RTLD_NOW);
-  if (!library) return fprintf(stderr, "%s\n", dlerror()), 1;
-  const OrtApiBase* base = ((const OrtApiBase* (*)(void))dlsym(library, "OrtGetApiBase"))();
-  api = (void* const*)base->GetApi(24);
-  if (!api) return fprintf(stderr, "ONNX Runtime 1.24 or newer is needed, this is %s\n", base->GetVersionString()), 1;
-
-  /* The provider: register its library, find its device, put it into the session options. */
-  void *env, *options, *session, *memory_info, *allocator;
-  check(CALL(3, Status*, int, const char*, void**)(2, "c_host", &env));
-  check(CALL(301, Status*, void*, const char*, const char*)(env, "opsmith", arguments[2]));
+/* The provider: register its library, find its device, put it into the session options. */
+static void add_provider(void* env, void* options, const char* library) {
   const void* const* devices;
   const void* ours = NULL;
   size_t number;
+  check(CALL(301, Status*, void*, const char*, const PathChar*)(env, "opsmith", as_path(library)));
   check(CALL(303, Status*, void*, const void* const**, size_t*)(env, &devices, &number));
   for (size_t i = 0; i < number; ++i)
     if (!strcmp(CALL(312, const char*, const void*)(devices[i]), "OpsmithExecutionProvider")) ours = devices[i];
-  if (!ours) return fprintf(stderr, "the provider has no device here\n"), 1;
-  check(CALL(10, Status*, void**)(&options));
+  if (!ours) fprintf(stderr, "the provider has no device here\n"), exit(1);
   check(CALL(304, Status*, void*, void*, const void* const*, size_t, const char* const*, const char* const*, size_t)(
       options, env, &ours, 1, NULL, NULL, 0));
-  check(CALL(7, Status*, void*, const char*, void*, void**)(env, arguments[3], options, &session));
+}
+
+int main(int count, char** arguments) {
+  if (count < 4) return fprintf(stderr, "usage: %s libonnxruntime.so library.so model.onnx name=type:dims:file ...\n", arguments[0]), 2;
+  void *runtime = OPEN(arguments[1]), *library = OPEN(arguments[2]);
+  if (!runtime || !library) return fprintf(stderr, "%s cannot be loaded\n", arguments[runtime ? 2 : 1]), 1;
+  const OrtApiBase* base = ((const OrtApiBase* (*)(void))FIND(runtime, "OrtGetApiBase"))();
+  api = (void* const*)base->GetApi(24);
+  if (!api) return fprintf(stderr, "ONNX Runtime 1.24 or newer is needed, this is %s\n", base->GetVersionString()), 1;
+
+  void *env, *options, *session, *memory_info, *allocator;
+  check(CALL(3, Status*, int, const char*, void**)(2, "c_host", &env));
+  check(CALL(10, Status*, void**)(&options));
+  if (FIND(library, "CreateEpFactories"))
+    add_provider(env, options, arguments[2]);
+  else
+    check(CALL(228, Status*, void*, const PathChar*)(options, as_path(arguments[2])));
+  check(CALL(7, Status*, void*, const PathChar*, void*, void**)(env, as_path(arguments[3]), options, &session));
 
   /* From here on everything is as with any other model. */
   check(CALL(69, Status*, int, int, void**)(1, 0, &memory_info));

@@ -22,7 +22,7 @@ from opsmith.compiler import geometry
 from opsmith.compiler.build import KERNELS, find_compiler
 from opsmith.compiler.convert import Blob, replace_regions, save_converted, seal_weights, write_weights
 from opsmith.compiler.cut import cut
-from opsmith.compiler.emit import emit_instances, emit_region, emit_registration, instances
+from opsmith.compiler.emit import Form, emit_instances, emit_region, emit_registration, instances
 from opsmith.compiler.geometry import InstructionSet
 from opsmith.compiler.lower import Target
 from opsmith.compiler.plan import plan_memory
@@ -131,7 +131,7 @@ def _convert(item: _Lowered, folder: Path, domain: str) -> list[Blob]:
     data = folder / f"{item.built.name}.onnx.data"
     blobs = write_weights(item.cut.programs, data)
     seal_weights(data, blobs, domain)
-    save_converted(replace_regions(item.cut.source, item.cut.regions, blobs, domain, data), path, data)
+    save_converted(replace_regions(item.cut.source, item.cut.regions, [blobs], domain, data), path, data)
     item.built.path = str(path)
     return blobs
 
@@ -142,7 +142,7 @@ def _unit(work: Sequence[_Work], domain: str) -> str:
     sources = emit_instances(instances(programs))
     sources += [emit_region(p, plan_memory(p)) for p in programs]
     regions = [r for x, _ in work for r in x.cut.regions]
-    sources.append(emit_registration(domain, regions, programs, [b for _, blobs in work for b in blobs]))
+    sources.append(emit_registration(domain, regions, [Form(programs, [b for _, blobs in work for b in blobs])]))
     return "\n".join(
         f'#line 1 "{s.name}"\n' + re.sub(r'#include "instances.hpp"|#pragma once', "", s.text) for s in sources
     )

@@ -7,7 +7,7 @@ import ctypes
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,23 @@ def _load_file(
         return ort.InferenceSession(source, settings, providers=["CPUExecutionProvider"])
     except Exception as error:  # ORT raises its own family of exceptions for everything it dislikes
         raise OpsmithError(f"ONNX Runtime cannot load {path}: {one_line(error)}") from error
+
+
+@contextlib.contextmanager
+def forced_cpu(name: str | None) -> Iterator[None]:
+    """Sessions that are made meanwhile run the code for this CPU, of those that a library has; None: what it takes by itself."""
+    if name is None:
+        yield
+        return
+    before = os.environ.get(store.FORCED_CPU)
+    os.environ[store.FORCED_CPU] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[store.FORCED_CPU]
+        else:
+            os.environ[store.FORCED_CPU] = before
 
 
 PROVIDER = "OpsmithExecutionProvider"

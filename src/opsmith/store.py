@@ -42,6 +42,7 @@ ModelLike: TypeAlias = "str | os.PathLike[str] | Variant | onnx.ModelProto | ir.
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
 RECORD = "opsmith.json"
+FORCED_CPU = "OPSMITH_CPU"  # the code to run, of a library that has several forms: kernels/forms.hpp, the provider
 ORIGINS = "origins.json"
 EMBED_LIMIT = 256 * 1024 * 1024  # larger models keep their weights in <name>.onnx.data
 
@@ -172,19 +173,26 @@ def _checksum(path: Path, mtime: int, size: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_origins(model: Path, origins: Mapping[str, Sequence[Sequence[str]]]) -> None:
-    """Beside the generated source of a compiled model: region -> for each kernel call the nodes of the source it computes."""
-    for folder in (model.parent / "src", source_folder(model)):
-        if folder.is_dir():
-            (folder / ORIGINS).write_text(json.dumps(origins), encoding="utf-8")
+def _form_here(model: Path) -> str:
+    """The CPU whose code a library with several runs on this one; "" if there is but one form of the code."""
+    forms: dict[str, list[str]] = (read_record(model).get("compiled") or {}).get("forms") or {}
+    fitting = [cpu for cpu, features in forms.items() if set(features) <= machine.cpu_features()]
+    forced = os.environ.get(FORCED_CPU, "")
+    return forced if forced in forms else next(iter(fitting), "")
+
+
+def write_origins(folder: Path, origins: Mapping[str, Sequence[Sequence[str]]]) -> None:
+    """Beside generated source: region -> for each kernel call the nodes of the source it computes."""
+    (folder / ORIGINS).write_text(json.dumps(origins), encoding="utf-8")
 
 
 def read_origins(model: PathLike) -> dict[str, list[list[str]]]:
-    """What `write_origins` wrote; nothing where the source was not kept."""
+    """What `write_origins` wrote for the code that runs here; nothing where the source was not kept."""
     for folder in (source_folder(Path(model)), Path(model).parent / "src"):
-        with contextlib.suppress(OSError, ValueError):
-            origins = json.loads((folder / ORIGINS).read_text(encoding="utf-8"))
-            return origins if isinstance(origins, dict) else {}
+        for form in _form_here(Path(model)), "":
+            with contextlib.suppress(OSError, ValueError):
+                origins = json.loads((folder / form / ORIGINS).read_text(encoding="utf-8"))
+                return origins if isinstance(origins, dict) else {}
     return {}
 
 

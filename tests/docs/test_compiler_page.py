@@ -16,6 +16,7 @@ import onnx_ir as ir
 from opsmith.compiler import emit, geometry
 from opsmith.compiler.convert import Blob
 from opsmith.compiler.cut import body_of, cut
+from opsmith.compiler.emit import Form
 from opsmith.compiler.lower import Target
 from opsmith.compiler.program import show
 from opsmith.compiler.source import load, prepare, rewrite
@@ -54,7 +55,7 @@ def stations() -> dict[str, str]:
     (region,) = pieces.regions
     body = body_of(region, source)
     rewrite(body)
-    sources, _ = emit(pieces, [Blob(0, p.weight_bytes) for p in pieces.programs])
+    sources, _ = emit({"native": pieces}, [Form(pieces.programs, [Blob(0, p.weight_bytes) for p in pieces.programs])])
     by_name = {s.name: s.text for s in sources}
     return {
         "model": MODEL,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ import textwrap
 import threading
 from pathlib import Path
 
+import c_host
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -342,33 +342,22 @@ def test_an_old_onnxruntime_gets_one_line(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def c_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    program = tmp_path_factory.mktemp("c") / "host"
-    example = Path(__file__).parents[2] / "examples" / "c_host.c"
-    subprocess.run(["cc", "-Wall", "-Werror", str(example), "-o", str(program), "-ldl"], check=True)
-    return program
+def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return c_host.build(tmp_path_factory.mktemp("c") / "host")
 
 
 def run_in_c(host: Path, model: Path, *emulator: str) -> subprocess.CompletedProcess[str]:
-    """Outputs lie beside the model; what the kernels count in `calls`."""
-    folder = model.parent
+    """Outputs lie beside the model."""
     (runtime,) = (Path(ort.__file__).parent / "capi").glob("libonnxruntime.so.*")
-    for name, array in FEED.items():
-        array.tofile(folder / f"{name}.bin")
-    (folder / "calls").unlink(missing_ok=True)
-    command = [*emulator, host, runtime, native.library(), model, "x=f32:5x8:x.bin", "bias=f32:5x4:bias.bin"]
-    environment = {"PATH": os.environ["PATH"], "OPSMITH_PROFILE": "1", "OPSMITH_PROFILE_FILE": str(folder / "calls")}
-    return subprocess.run(
-        list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    return c_host.run([*emulator, host], runtime, native.library(), model, FEED, model.parent)
 
 
-def test_a_c_program_runs_it_with_the_wheels_own_library(mlp: Path, c_host: Path) -> None:
-    done = run_in_c(c_host, mlp)
+def test_a_c_program_runs_it_with_the_wheels_own_library(mlp: Path, host: Path) -> None:
+    done = run_in_c(host, mlp)
     assert done.returncode == 0, done.stderr
     got = [np.fromfile(mlp.parent / "y.out", np.float32).reshape(5, 4), np.fromfile(mlp.parent / "size.out", np.int64)]
     assert_same(mlp, got)
-    assert '"region":"region0"' in (mlp.parent / "calls").read_text()  # by the compiled code, and not by ORT's
+    assert c_host.compiled_code_ran(mlp.parent)
 
 
 # --- EPContext ---
@@ -388,7 +377,7 @@ def test_onnxruntimes_compiler_writes_a_model_that_holds_our_regions(mlp: Path, 
         through(written, FEED)
 
 
-def test_a_compiled_model_for_another_cpu_is_refused(mlp: Path, tmp_path: Path, c_host: Path) -> None:
+def test_a_compiled_model_for_another_cpu_is_refused(mlp: Path, tmp_path: Path, host: Path) -> None:
     written = tmp_path / "ctx.onnx"
     ort.ModelCompiler(opsmith.session_options(), str(mlp)).compile_to_file(str(written))
     model = onnx.load(written)
@@ -396,12 +385,12 @@ def test_a_compiled_model_for_another_cpu_is_refused(mlp: Path, tmp_path: Path, 
     devices, answers = opsmith.register(), ort.capi._pybind_state.OrtCompiledModelCompatibility
     ask = ort.capi._pybind_state.get_model_compatibility_for_ep_devices
     assert ask(devices, entry.value) == answers.EP_SUPPORTED_OPTIMAL
-    assert run_in_c(c_host, written).returncode == 0
+    assert run_in_c(host, written).returncode == 0
     entry.value = entry.value.replace("features ", "features avx1024 ")
     onnx.save(model, written)
     assert ask(devices, entry.value) == answers.EP_UNSUPPORTED
     assert ask(devices, "opsmith regions 99; features avx") == answers.EP_UNSUPPORTED
-    done = run_in_c(c_host, written)
+    done = run_in_c(host, written)
     assert done.returncode == 1
     assert "Compiled model is not supported by execution provider: OpsmithExecutionProvider" in done.stderr
 
@@ -426,7 +415,7 @@ def test_a_process_that_never_saw_opsmith_needs_only_the_folder(mlp: Path) -> No
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = save(MLP, tmp_path_factory.mktemp("fleet") / "mlp.onnx", w=weight(8, 4))
-    opsmith.compile_ep(path, regions="all", cpu=["x86-64-v4", "x86-64-v3"])
+    opsmith.compile_ep(path, regions="all", cpu="x86-64-v3,x86-64-v4")
     return path
 
 
@@ -454,16 +443,16 @@ def test_one_folder_holds_several_cpus_and_the_best_runs(fleet: Path) -> None:
 
 @X86
 @pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="qemu-user is not installed")
-def test_a_cpu_without_avx512_picks_its_own_code(fleet: Path, c_host: Path, tmp_path: Path) -> None:
+def test_a_cpu_without_avx512_picks_its_own_code(fleet: Path, host: Path, tmp_path: Path) -> None:
     """Haswell, emulated. The C host and ONNX Runtime run under the emulator, too."""
-    done = run_in_c(c_host, fleet, "qemu-x86_64", "-cpu", "Haswell")
+    done = run_in_c(host, fleet, "qemu-x86_64", "-cpu", "Haswell")
     assert done.returncode == 0, done.stderr
     got = [
         np.fromfile(fleet.parent / "y.out", np.float32).reshape(5, 4),
         np.fromfile(fleet.parent / "size.out", np.int64),
     ]
     assert_same(fleet, got)
-    assert '"region":"region0"' in (fleet.parent / "calls").read_text()
+    assert c_host.compiled_code_ran(fleet.parent)
 
 
 @X86

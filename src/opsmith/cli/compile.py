@@ -68,7 +68,7 @@ def command(
         str,
         typer.Option(
             "--cpu",
-            help="What to compile for: native, x86-64-v3, x86-64-v4 or zen4; several for --ep, comma-separated.",
+            help="What to compile for: native, x86-64-v3, x86-64-v4 or zen4; several, comma-separated, in one library.",
         ),
     ] = "native",
     ep: Annotated[
@@ -104,7 +104,7 @@ def command(
             precision=precision,
             verify=verify,
             inputs=parse_given(given or []),
-            cpu=cpu.split(","),
+            cpu=cpu,
         )
         return
     if dest is None:

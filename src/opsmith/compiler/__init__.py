@@ -8,7 +8,7 @@ import hashlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ from opsmith.check.feed import Given, Judged, judged_feed
 from opsmith.check.inputs import Fixed
 from opsmith.check.verify import VerifyResult
 from opsmith.compiler import geometry, keep, tune
-from opsmith.compiler.build import Compiler, build, find_compiler
+from opsmith.compiler.build import Compiler, build, find_compiler, write_sources
 from opsmith.compiler.convert import Blob, replace_regions, save_converted, seal_weights, write_weights
 from opsmith.compiler.cut import Cut, HandedBack, cut
+from opsmith.compiler.emit import NAMESPACE, Form, emit_instances, emit_region, emit_registration, instances
 from opsmith.compiler.emit import Source as SourceFile
-from opsmith.compiler.emit import emit_instances, emit_region, emit_registration, instances
 from opsmith.compiler.find_wrong import Found, find_wrong
 from opsmith.compiler.lower import Target
+from opsmith.compiler.lower.builder import identifier
 from opsmith.compiler.plan import plan_memory
 from opsmith.compiler.precision import FP32, PRECISIONS, Precision
 from opsmith.compiler.program import show
@@ -53,16 +54,18 @@ class Request:
     verify: bool = True
     tool: Compiler | None = None  # None: only the source is wanted
     precision: Precision = FP32
-    cpu: str = geometry.NATIVE
+    cpu: str = geometry.NATIVE  # several are separated by commas
 
     @property
-    def target(self) -> Target:
-        return Target(geometry.for_cpu(self.cpu), self.strict, precision=self.precision)
+    def targets(self) -> dict[str, Target]:
+        """What to compile for, by CPU; the library takes the first that it can run."""
+        names = geometry.best_first(self.cpu)
+        return {n: Target(geometry.for_cpu(n), self.strict, precision=self.precision) for n in names}
 
     @property
     def runs_here(self) -> bool:
-        """Whether what is compiled can be verified and measured on this machine."""
-        return geometry.needed(self.target.isa) <= machine.cpu_features()
+        """Whether something of what is compiled can be verified and measured on this machine."""
+        return any(runs_here(target) for target in self.targets.values())
 
     @property
     def measured(self) -> bool:
@@ -74,6 +77,10 @@ class Request:
         precision = {} if self.precision is FP32 else {"precision": self.precision.name}
         cpu = {} if self.cpu == geometry.NATIVE else {"cpu": self.cpu}
         return {"regions": self.regions, "search": self.search, "strict": self.strict, **cpu, **precision, **shapes}
+
+
+def runs_here(target: Target) -> bool:
+    return geometry.needed(target.isa) <= machine.cpu_features()
 
 
 @dataclasses.dataclass
@@ -127,13 +134,14 @@ def compile(
     tool = None if emit_only or dry_run else find_compiler(compiler)
     precise = PRECISIONS[chosen.precision]
     request = Request(src, dest, regions, chosen.search, strict, shapes, inputs, verify, tool, precise, cpu)
-    if chosen.search and not request.runs_here:
-        raise OpsmithError(f"kernels for {cpu} cannot be measured on this CPU", "compile for it with --search 0")
+    for name, target in request.targets.items():
+        if chosen.search and not runs_here(target):
+            raise OpsmithError(f"kernels for {name} cannot be measured on this CPU", "compile for it with --search 0")
     clock = Clock()
     source = prepare(load(src, shapes))
     clock.lap("rewrite")
     if dry_run:
-        return summarize(cut(source, regions, request.target), clock)
+        return summarize(main_cut(cut_forms(source, regions, request.targets, {})), clock)
     parent = _parent(src)
     with store.new_variant(dest, verb="compile", parent=parent, options=request.options, overwrite=overwrite) as draft:
         best: Attempt | None = None
@@ -152,10 +160,13 @@ class Attempt:
     """One cut, built into a folder of its own."""
 
     draft: Draft
-    cut: Cut
+    cuts: dict[str, Cut]  # for each CPU
     result: CompileResult
-    blobs: list[Blob]
     domain: str
+
+    @property
+    def cut(self) -> Cut:
+        return main_cut(self.cuts)
 
     @property
     def speed(self) -> float:
@@ -170,25 +181,26 @@ def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> It
     handed_back: HandedBack = {}
     remarks: list[str] = []
     judged = judged_feed(request.src, request.shapes, request.inputs) if request.tool is not None else None
-    target = dataclasses.replace(request.target, sizes=typical_sizes(source, judged))
+    sizes = typical_sizes(source, judged)
+    targets = {cpu: dataclasses.replace(t, sizes=sizes) for cpu, t in request.targets.items()}
     with store.on_disk(request.src) as path, tempfile.TemporaryDirectory(prefix="opsmith-judge-") as scratch:
         judge = None
         if request.measured and judged is not None and judged.feed is not None:
             judge = keep.Judge(path, judged.feed, Path(scratch))
         measured = wrong = number = 0
         while True:
-            pieces = cut(source, request.regions, target, handed_back)
+            cuts = cut_forms(source, request.regions, targets, handed_back)
             clock.lap("lower")
-            pieces, tuning = tuned(pieces, request, target, handed_back)
+            tunings = {cpu: tuned(pieces, request, targets[cpu], handed_back) for cpu, pieces in cuts.items()}
+            cuts, tuning = {cpu: found[0] for cpu, found in tunings.items()}, next(iter(tunings.values()))[1]
             clock.lap("tune")
-            attempt = build_attempt(pieces, request, draft, number, clock)
+            attempt = build_attempt(cuts, request, draft, number, clock)
+            pieces = attempt.cut
             attempt.result.tuning, attempt.result.judged = tuning, judged
             attempt.result.remarks += remarks
             number += 1
-            if request.verify and not request.runs_here:
-                attempt.result.remarks.append(f"not verified: this CPU cannot run what was compiled for {request.cpu}")
-            elif request.verify and request.tool is not None and pieces.regions:
-                found = examine(path, attempt, request, target, wrong)
+            if request.verify and request.tool is not None and pieces.regions:
+                found = examine(path, attempt, request, wrong)
                 clock.lap("verify")
                 if found is not None:
                     wrong += 1
@@ -215,21 +227,35 @@ def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> It
             handed_back |= slow
 
 
-def examine(source: Path, attempt: Attempt, request: Request, target: Target, wrong: int) -> Found | None:
-    """Verify an attempt; what of it has to go back to ONNX Runtime, WRONG such findings before."""
+def examine(source: Path, attempt: Attempt, request: Request, wrong: int) -> Found | None:
+    """Verify what of an attempt this CPU can run; what has to go back to ONNX Runtime, WRONG such findings before."""
     result = attempt.result
-    result.verified = check(source, attempt, request)
-    if (why := result.verified.unchecked) is not None:
-        result.remarks.append(f"not verified, no inputs were found that the source runs on: {why}")
-        return None
-    return what_differs(attempt, request, target, wrong)
+    for cpu, pieces in attempt.cuts.items():
+        assert pieces.target is not None
+        if not runs_here(pieces.target):
+            result.remarks.append(f"not verified: this CPU cannot run what was compiled for {cpu}")
+            continue
+        forced = cpu if len(attempt.cuts) > 1 else None
+        with session.forced_cpu(forced):
+            verified = check(source, attempt, request)
+        if result.verified is None:  # what a session here runs; of the others a line says that they are as exact
+            result.verified = verified
+        if (why := verified.unchecked) is not None:
+            result.remarks.append(f"not verified, no inputs were found that the source runs on: {why}")
+            return None
+        with session.forced_cpu(forced):
+            if (found := what_differs(attempt, pieces, verified, request, wrong)) is not None:
+                return found
+        if forced:
+            worst = max((o.max_abs for o in verified.worst), default=0.0)
+            result.remarks.append(f"verified for {cpu}: largest absolute error {worst:.1e}")
+    return None
 
 
-def what_differs(attempt: Attempt, request: Request, target: Target, wrong: int) -> Found | None:
+def what_differs(attempt: Attempt, pieces: Cut, verified: VerifyResult, request: Request, wrong: int) -> Found | None:
     """What of a verified attempt has to go back to ONNX Runtime, WRONG such findings before; None if nothing has to."""
-    pieces, verified = attempt.cut, attempt.result.verified
-    assert verified is not None
-    hidden = None
+    target, hidden = pieces.target, None
+    assert target is not None
     if verified.ok:
         if not passed_by_spread(verified) or wrong >= MOST_WRONG or request.precision is not FP32:
             return None
@@ -276,7 +302,7 @@ def record(draft: Draft, best: Attempt, request: Request) -> None:
     """Provenance: what was compiled, for which CPU, with which algorithms, how exact and how fast it was measured to be."""
     result = best.result
     library = next(draft.folder.glob("lib*.so"), None)
-    draft.record["compiled"] = _facts(best.cut, result, best.domain, library, request.tool)
+    draft.record["compiled"] = _facts(best.cuts, result, best.domain, library, request.tool)
     if result.verified is not None:
         worst = result.verified.worst
         draft.record["verified"] = {
@@ -305,34 +331,68 @@ def keep_source(best: Attempt, request: Request, draft: Draft) -> CompileResult:
     result.regions, result.sources = [], []
     store.copy_model(request.src, draft.path)
     _copy_test_data(request.src, draft)
-    draft.record["compiled"] = _facts(best.cut, result, None, None, request.tool) | {"regions": []}
+    draft.record["compiled"] = _facts(best.cuts, result, None, None, request.tool) | {"regions": []}
     return result
 
 
-def build_attempt(pieces: Cut, request: Request, draft: Draft, number: int, clock: Clock) -> Attempt:
+def cut_forms(source: Source, regions: str, targets: Mapping[str, Target], handed_back: HandedBack) -> dict[str, Cut]:
+    """One cut for each CPU, all with the same regions: what one of them cannot have is HANDED_BACK in all."""
+    while True:
+        cuts = {cpu: cut(source, regions, target, handed_back) for cpu, target in targets.items()}
+        kept = [{n.name or "" for r in pieces.regions for n in r.nodes} for pieces in cuts.values()]
+        lost = kept[0].union(*kept) - kept[0].intersection(*kept)
+        if not lost:
+            return cuts
+        for pieces in cuts.values():
+            reasons = {n.name or "": why for n, why in pieces.reasons.items()}
+            handed_back |= {name: reasons.get(name, "not native on every CPU") for name in lost if name in reasons}
+
+
+def main_cut(cuts: Mapping[str, Cut]) -> Cut:
+    """The one that a session on this machine runs; the first if it can run none."""
+    here = [c for c in cuts.values() if c.target is not None and runs_here(c.target)]
+    return (here or list(cuts.values()))[0]
+
+
+def build_attempt(cuts: dict[str, Cut], request: Request, draft: Draft, number: int, clock: Clock) -> Attempt:
     """Pack, emit, build, convert."""
     folder = draft.folder / f"attempt{number}"
     folder.mkdir()
     own = dataclasses.replace(draft, folder=folder, path=folder / draft.path.name, record=dict(draft.record))
     data = own.path.with_name(f"{own.path.name}.data")
-    blobs = pack_weights(pieces, data)
+    pieces = main_cut(cuts)
+    forms = pack_weights(cuts, data)
     # the source's pages, which packing read, would count on top of what verifying needs
     store.release(pieces.source.model)
     clock.lap("pack")
     result = summarize(pieces, clock)
-    result.sources, domain = emit(pieces, blobs)
-    seal_weights(data, blobs, domain)
+    result.sources, domain = emit(cuts, forms)
+    blobs = [form.blobs for form in forms]
+    seal_weights(data, [b for of_form in blobs for b in of_form], domain)
     library = make_library(result.sources, domain, own, request.tool, pieces.isa) if pieces.regions else None
-    for program in pieces.programs:
-        (own.source_folder / f"{program.name}.txt").write_text(show(program), encoding="utf-8")
-    store.write_origins(own.path, {p.name: [list(c.origins) for c in p.calls] for p in pieces.programs})
+    write_programs(cuts, own)
     clock.lap("build")
     save_converted(replace_regions(pieces.source, pieces.regions, blobs, domain, data), own.path, data)
     _copy_test_data(request.src, own)
-    attempt = Attempt(own, pieces, result, blobs, domain)
-    own.record["compiled"] = _facts(pieces, result, domain, library, request.tool)
+    attempt = Attempt(own, cuts, result, domain)
+    own.record["compiled"] = _facts(cuts, result, domain, library, request.tool)
     own.write_record()  # sessions find the library through it
     return attempt
+
+
+def write_programs(cuts: Mapping[str, Cut], draft: Draft) -> None:
+    """The programs as a person reads them, and which nodes of the source their calls compute, beside their C++."""
+    for cpu, pieces in cuts.items():
+        folder = draft.source_folder / form_folder(cpu, cuts)
+        for program in pieces.programs:
+            (folder / f"{program.name}.txt").write_text(show(program), encoding="utf-8")
+        if pieces.programs:
+            store.write_origins(folder, {p.name: [list(c.origins) for c in p.calls] for p in pieces.programs})
+
+
+def form_folder(cpu: str, cuts: Mapping[str, Cut]) -> str:
+    """Where the source for a CPU lies: in a folder of its own if there are several."""
+    return cpu if len(cuts) > 1 else ""
 
 
 def tuned(pieces: Cut, request: Request, target: Target, handed_back: HandedBack) -> tuple[Cut, Tuning | None]:
@@ -375,21 +435,34 @@ class Clock:
 # --- the steps ---
 
 
-def pack_weights(pieces: Cut, data: Path) -> list[Blob]:
-    with progress.task("packing weights", sum(len(p.weights) for p in pieces.programs)) as step:
-        return write_weights(pieces.programs, data, lambda _: step())
+def pack_weights(cuts: Mapping[str, Cut], data: Path) -> list[Form]:
+    """The weights of all forms in one file; forms that pack alike share them."""
+    programs = [p for pieces in cuts.values() for p in pieces.programs]
+    with progress.task("packing weights", sum(len(p.weights) for p in programs)) as step:
+        blobs = iter(write_weights(programs, data, lambda _: step()))
+    return [make_form(cpu, cuts, [next(blobs) for _ in pieces.programs]) for cpu, pieces in cuts.items()]
 
 
-def emit(pieces: Cut, blobs: list[Blob]) -> tuple[list[SourceFile], str]:
+def make_form(cpu: str, cuts: Mapping[str, Cut], blobs: Sequence[Blob]) -> Form:
+    space = f"{NAMESPACE}_{identifier(cpu)}" if len(cuts) > 1 else NAMESPACE
+    return Form(cuts[cpu].programs, blobs, cpu, sorted(geometry.needed(cuts[cpu].isa)), space)
+
+
+def emit(cuts: Mapping[str, Cut], forms: Sequence[Form]) -> tuple[list[SourceFile], str]:
     """All C++ of the library, and its custom-op domain: a hash of its content, so that two models can meet in one process.
 
     What the weights are is not part of it: one library serves all that have the same shapes."""
-    sources = emit_instances(instances(pieces.programs))
-    sources += [emit_region(p, plan_memory(p)) for p in pieces.programs]
-    content = "".join(s.text for s in sources) + str(blobs) + pieces.isa.name  # which says how weights are packed
+    sources: list[SourceFile] = []
+    content = ""
+    for form in forms:
+        own = emit_instances(instances(form.programs))
+        own += [emit_region(p, plan_memory(p)) for p in form.programs]
+        isa, folder = cuts[form.cpu].isa, form_folder(form.cpu, cuts)
+        content += "".join(s.text for s in own) + str(form.blobs) + isa.name  # which says how weights are packed
+        sources += [SourceFile(f"{folder}/{s.name}" if folder else s.name, s.text, isa, form.namespace) for s in own]
     digest = hashlib.sha256(content.encode()).hexdigest()[:12]
     domain = f"opsmith.{digest}"
-    sources.append(emit_registration(domain, pieces.regions, pieces.programs, blobs))
+    sources.append(emit_registration(domain, next(iter(cuts.values())).regions, forms))
     return sources, domain
 
 
@@ -399,9 +472,7 @@ def make_library(
     library = draft.folder / f"lib{draft.path.stem}_{domain.rsplit('.', 1)[1]}.so"
     folder = draft.source_folder
     if tool is None:
-        folder.mkdir()
-        for source in sources:
-            (folder / source.name).write_text(source.text, encoding="utf-8")
+        write_sources(sources, folder)
         return library
     with progress.task("compiling kernels", sum(s.compiled for s in sources)) as step:
         return build(sources, folder, library, compiler=tool, isa=isa, on_step=lambda _: step())
@@ -431,8 +502,9 @@ AROUND = "feeds nodes that stay"
 
 
 def _facts(
-    pieces: Cut, result: CompileResult, domain: str | None, library: Path | None, tool: Compiler | None
+    cuts: Mapping[str, Cut], result: CompileResult, domain: str | None, library: Path | None, tool: Compiler | None
 ) -> dict[str, Any]:
+    pieces = main_cut(cuts)
     counts: dict[str, int] = {}
     for op, _, reason in result.left:
         counts[f"{op}: {reason}"] = counts.get(f"{op}: {reason}", 0) + 1
@@ -441,7 +513,8 @@ def _facts(
         "library": library.name if library else None,
         **({"sha256": store.checksum(library)} if library and library.exists() else {}),
         "domain": domain,
-        "cpu_features": sorted(geometry.needed(pieces.isa)),
+        "cpu_features": sorted(frozenset.intersection(*(geometry.needed(c.isa) for c in cuts.values()))),
+        **({"forms": {cpu: sorted(geometry.needed(c.isa)) for cpu, c in cuts.items()}} if len(cuts) > 1 else {}),
         "compiler": f"{tool.name} {tool.version}" if tool else None,
         "regions": [{**dataclasses.asdict(r), "nodes": len(r.nodes)} for r in result.regions],
         "nodes": {"all": result.nodes, "native": result.native},

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from opsmith import machine, settings
 from opsmith.compiler import geometry
-from opsmith.compiler.emit import Source
+from opsmith.compiler.emit import NAMESPACE, Source
 from opsmith.compiler.geometry import InstructionSet
 from opsmith.errors import OpsmithError
 from opsmith.store import sweep_files
@@ -52,12 +52,13 @@ class Compiler:
     name: str  # "g++", "clang++" or "zig"
     version: str
 
-    def compile_command(self, source: Path, target: Path, includes: Sequence[Path], isa: InstructionSet) -> list[str]:
+    def compile_command(self, source: Path, target: Path, includes: Sequence[Path], flags: Sequence[str]) -> list[str]:
         inputs = [*(f"-I{i}" for i in includes), "-c", str(source), "-o", str(target)]
-        return [*self.command, *self.flags(isa), *inputs]
+        return [*self.command, *flags, *inputs]
 
-    def flags(self, isa: InstructionSet) -> list[str]:
+    def flags(self, isa: InstructionSet, namespace: str = NAMESPACE) -> list[str]:
         flags = [*FLAGS, *(["-march=native"] if isa == geometry.native() else isa.flags), isa.choice]
+        flags += [f"-D{NAMESPACE}={namespace}"] if namespace != NAMESPACE else []
         if self.name == "zig":
             flags += ["-x", "c++", "-fno-sanitize=all"]  # zig turns UBSan traps on by default
         return flags
@@ -128,24 +129,21 @@ def build(
     compiler = compiler or find_compiler()
     isa = isa or geometry.native()
     folder.mkdir(parents=True, exist_ok=True)
-    for source in sources:
-        (folder / source.name).write_text(source.text, encoding="utf-8")
-    shared = "".join(s.text for s in sources if not s.compiled and s.name != "instances.hpp")
-    declared = "".join(s.text for s in sources if s.name == "instances.hpp")
+    write_sources(sources, folder)
     cache = settings.cache_folder("objects")
     sweep_files(cache, "*.*.o")
     objects: list[Path] = []
-    todo: list[tuple[Source, Path]] = []
+    todo: list[tuple[Source, Path, list[str]]] = []
     for source in (s for s in sources if s.compiled):
-        text = source.text + shared + (declared if "instances.hpp" in source.text else "")
-        target = cache / f"{_key(text, compiler, isa)}.o"
+        flags = compiler.flags(source.isa or isa, source.namespace)
+        target = cache / f"{_key(_with_headers(source, sources), compiler, flags)}.o"
         objects.append(target)
         if not _is_whole(target):
-            todo.append((source, target))
+            todo.append((source, target, flags))
     # The largest files first, so that the last one to finish is a small one.
     todo.sort(key=lambda t: -len(t[0].text))
     with concurrent.futures.ThreadPoolExecutor(jobs or machine.cores()) as pool:
-        futures = {pool.submit(_compile, compiler, folder / s.name, target, folder, isa): s for s, target in todo}
+        futures = {pool.submit(_compile, compiler, folder / s.name, target, flags): s for s, target, flags in todo}
         try:
             for future in concurrent.futures.as_completed(futures):
                 future.result()
@@ -158,11 +156,26 @@ def build(
     return library
 
 
-def _key(text: str, compiler: Compiler, isa: InstructionSet) -> str:
+def write_sources(sources: Sequence[Source], folder: Path) -> None:
+    for source in sources:
+        path = folder / source.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source.text, encoding="utf-8")
+
+
+def _with_headers(source: Source, sources: Sequence[Source]) -> str:
+    """The text of a source and of the headers in its folder that it may include."""
+    home = Path(source.name).parent
+    headers = [s for s in sources if not s.compiled and Path(s.name).parent == home]
+    own = [s.text for s in headers if Path(s.name).name != "instances.hpp" or "instances.hpp" in source.text]
+    return source.text + "".join(own)
+
+
+def _key(text: str, compiler: Compiler, flags: Sequence[str]) -> str:
     parts = [
         text,
         headers_digest(),
-        " ".join(compiler.flags(isa)),
+        " ".join(flags),
         compiler.name,
         compiler.version,
         *sorted(machine.cpu_features()),
@@ -170,10 +183,11 @@ def _key(text: str, compiler: Compiler, isa: InstructionSet) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
 
-def _compile(compiler: Compiler, source: Path, target: Path, folder: Path, isa: InstructionSet) -> None:
+def _compile(compiler: Compiler, source: Path, target: Path, flags: Sequence[str]) -> None:
     temporary = target.with_name(f"{target.stem}.{os.getpid()}.o")  # swept if this process is killed
     try:
-        _run(compiler.compile_command(source, temporary, [KERNELS, folder], isa), compiler, f"compile {source.name}")
+        command = compiler.compile_command(source, temporary, [KERNELS], flags)
+        _run(command, compiler, f"compile {source.name}")
         _sum_of(target).write_text(hashlib.sha256(temporary.read_bytes()).hexdigest(), encoding="ascii")
         temporary.replace(target)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import struct
@@ -31,9 +32,11 @@ class Blob:
 def write_weights(
     programs: Sequence[Program], path: Path, on_step: Callable[[str], None] = lambda _: None
 ) -> list[Blob]:
-    """Pack and write one weight at a time: the peak is one tensor, not the model."""
+    """Pack and write one weight at a time: the peak is one tensor, not the model. Forms of one region that pack alike share."""
     blobs: list[Blob] = []
-    with path.open("wb") as file:
+    forms = collections.Counter(p.name for p in programs)
+    written: dict[tuple[str, bytes], Blob] = {}
+    with path.open("w+b") as file:
         for program in programs:
             start = _align(file, PAGE)
             for weight in sorted(program.weights.values(), key=lambda w: w.offset):
@@ -45,8 +48,21 @@ def write_weights(
                 on_step(weight.key)
             size = _round_up(program.weight_bytes, 8) + SEAL_BYTES if program.weight_bytes else 0
             file.truncate(max(file.seek(0, 2), start + size))
-            blobs.append(Blob(start, size))
+            blob = Blob(start, size)
+            if forms[program.name] > 1 and size:
+                blob = written.setdefault((program.name, _digest(file, blob)), blob)
+                if blob.offset != start:
+                    file.truncate(start)
+            blobs.append(blob)
     return blobs
+
+
+def _digest(file: BinaryIO, blob: Blob) -> bytes:
+    digest = hashlib.sha256()
+    file.seek(blob.offset)
+    while piece := file.read(1 << 20):
+        digest.update(piece)
+    return digest.digest()
 
 
 SEAL_BYTES, SEAL_MARK = 64, b"OPSMITHW"
@@ -100,31 +116,40 @@ def sample_checksum(path: Path, offset: int, count: int) -> int:
 
 
 def region_node(
-    region: Region, blob: Blob, domain: str, data: Path, inputs: Sequence[ir.Value]
-) -> tuple[ir.Node, ir.Value | None]:
-    """The custom-op node of a region, and its packed weights as an initializer in the data file."""
-    weights = None
-    if blob.bytes:
-        name, shape = f"{region.name}.weights", ir.Shape([blob.bytes])
+    region: Region, blobs: Sequence[Blob], domain: str, data: Path, inputs: Sequence[ir.Value]
+) -> tuple[ir.Node, list[ir.Value]]:
+    """The custom-op node of a region, and its packed weights as initializers in the data file: BLOBS, as `weight_inputs` gives them."""
+    weights = []
+    for i, blob in enumerate(blobs):
+        name, shape = f"{region.name}.{i}.weights" if i else f"{region.name}.weights", ir.Shape([blob.bytes])
         tensor = ir.ExternalTensor(
             data.name, blob.offset, blob.bytes, ir.DataType.UINT8, shape=shape, name=name, base_dir=data.parent
         )
-        weights = ir.Value(name=name, type=ir.TensorType(ir.DataType.UINT8), shape=shape, const_value=tensor)
-    operands = [*inputs, *([weights] if weights is not None else [])]
+        weights.append(ir.Value(name=name, type=ir.TensorType(ir.DataType.UINT8), shape=shape, const_value=tensor))
+    operands = [*inputs, *weights]
     return ir.Node(domain, region.name, operands, num_outputs=len(region.outputs), name=region.name), weights
 
 
+def weight_inputs(blobs: Sequence[Sequence[Blob]]) -> list[list[Blob]]:
+    """For each region the packed weights that its node reads: BLOBS are those of one form of the code after the other.
+
+    Forms that pack alike share them; the others have one each, of which a machine maps what it runs."""
+    return [list(dict.fromkeys(b for b in of_region if b.bytes)) for of_region in zip(*blobs, strict=True)]
+
+
 def replace_regions(
-    source: Source, regions: Sequence[Region], blobs: Sequence[Blob], domain: str, data: Path
+    source: Source, regions: Sequence[Region], blobs: Sequence[Sequence[Blob]], domain: str, data: Path
 ) -> ir.Model:
-    """The source with one node `domain::region<i>` in place of what each region computes; all else stays as it is."""
+    """The source with one node `domain::region<i>` in place of what each region computes; all else stays as it is.
+
+    BLOBS: the weights of the regions, for each form of the code."""
     model = source.model.clone()
     scopes = {path: _find(model.graph, path) for path in {(), *(r.path for r in regions)}}
-    for region, blob in zip(regions, blobs):
+    for region, packed in zip(regions, weight_inputs(blobs)):
         graph, values = scopes[region.path]
-        node, weights = region_node(region, blob, domain, data, [values[v.name] for v in region.inputs])
-        if weights is not None:
-            graph.register_initializer(weights)
+        node, weights = region_node(region, packed, domain, data, [values[v.name] for v in region.inputs])
+        for value in weights:
+            graph.register_initializer(value)
         graph.append(node)
         for output, new in zip(region.outputs, node.outputs):
             old = values[output.name]

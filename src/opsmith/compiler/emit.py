@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opsmith.analysis.values import DataType
-from opsmith.compiler.convert import Blob, library_id
+from opsmith.compiler.convert import Blob, library_id, weight_inputs
 from opsmith.compiler.cpp import (
     CPP,
     Scope,
@@ -19,6 +19,7 @@ from opsmith.compiler.cpp import (
     template_text,
     value_type,
 )
+from opsmith.compiler.geometry import GENERIC, NATIVE, InstructionSet
 from opsmith.compiler.kernel import Kind, Parameter
 from opsmith.compiler.lower.builder import identifier
 from opsmith.compiler.partition import Region
@@ -29,12 +30,19 @@ from opsmith.sizes import Size
 # ONNX Runtime's element type numbers are those of ONNX's TensorProto.
 
 
+NAMESPACE = "opsmith"
+
+
 @dataclass(frozen=True)
 class Source:
     """A file to write and compile; headers are written only."""
 
     name: str
     text: str
+    isa: InstructionSet | None = None  # to compile it for; None: as the rest of the library
+    namespace: str = (
+        NAMESPACE  # what the kernels' one is called in it: two forms of a kernel may not meet when they are linked
+    )
 
     @property
     def compiled(self) -> bool:
@@ -317,55 +325,79 @@ def _double(size: Size, scope: Scope) -> str:
     return " + ".join(" * ".join([f"{float(c)}", *atoms]) for c, atoms in scope.factors(size))
 
 
-def emit_registration(
-    domain: str, regions: Sequence[Region], programs: Sequence[Program], blobs: Sequence[Blob]
-) -> Source:
-    """The library's two doors: a function that tells ORT about every region as a custom op, and their table for the provider."""
+# --- the library's doors ---
+
+
+@dataclass(frozen=True)
+class Form:
+    """The code of all regions for one CPU, and the weights as it wants them packed."""
+
+    programs: Sequence[Program]
+    blobs: Sequence[Blob]
+    cpu: str = NATIVE
+    features: Sequence[str] = ()  # that the CPU must have
+    namespace: str = NAMESPACE
+
+
+def emit_registration(domain: str, regions: Sequence[Region], forms: Sequence[Form]) -> Source:
+    """The library's two doors: a function that tells ORT about every region as a custom op, and their table for the provider.
+
+    Both lead to the first of the FORMS that the CPU can run, so the file itself is compiled for any.
+    """
     lines = [
         "// Registers the regions of this model with ONNX Runtime.",
         "",
-        '#include "ort_abi.hpp"',
-        "",
-        "namespace opsmith {",
+        '#include "forms.hpp"',
         "",
     ]
-    for p in programs:
-        lines.append(f"OrtStatus* {p.name}(const Kernel& kernel, OrtKernelContext* context);")
-    lines += ["", "namespace {", ""]
-    for r, p, blob in zip(regions, programs, blobs):
-        inputs = [int(port.buffer.dtype) for port in p.inputs]
-        if blob.bytes:
-            inputs.append(int(DataType.UINT8))
+    for form in forms:
+        lines += [f"namespace {form.namespace} {{", "struct Kernel;"]
+        lines += [f"OrtStatus* {p.name}(const Kernel& kernel, OrtKernelContext* context);" for p in form.programs]
+        lines += [f"}}  // namespace {form.namespace}", ""]
+    lines += [f"namespace {NAMESPACE} {{", "namespace {", ""]
+    weights = weight_inputs([form.blobs for form in forms])
+    for r, p, packed in zip(regions, forms[0].programs, weights):
+        inputs = [*(int(port.buffer.dtype) for port in p.inputs), *(int(DataType.UINT8) for _ in packed)]
         outputs = [int(port.buffer.dtype) for port in p.outputs]
         lines.append(f"const int {p.name}_inputs[] = {{{', '.join(map(str, inputs)) or '0'}}};")
         lines.append(f"const int {p.name}_outputs[] = {{{', '.join(map(str, outputs))}}};")
         for side, values in (("reads", r.inputs), ("writes", r.outputs)):
             names = ", ".join(_literal(v.name or "") for v in values)
             lines.append(f"const char* const {p.name}_{side}[] = {{{names or 'nullptr'}}};")
-    lines += ["", "RegionOp regions[] = {"]
-    for r, p, blob in zip(regions, programs, blobs):
-        count = len(p.inputs) + (1 if blob.bytes else 0)
-        body = "".join(f"{node}\n{attribute}\n" for node, attribute, _ in r.path)
-        lines.append(
-            f'    {{{{}}, "{p.name}", {p.name}_inputs, {count}, {p.name}_outputs, {len(p.outputs)}, {p.name}, '
-            f"{len(p.inputs)}, {blob.bytes}, {blob.offset}, {library_id(domain)}ull, {p.name}_reads, {p.name}_writes, "
-            f"{_literal(body)}}},"
-        )
+    for i, form in enumerate(forms):
+        lines += ["", f"RegionOp regions{i}[] = {{  // {form.cpu}"]
+        for r, p, blob, packed in zip(regions, form.programs, form.blobs, weights):
+            lines.append(f"    {_region_row(r, p, blob, packed, form, domain)},")
+        lines.append("};")
+    lines += ["", "const Form forms[] = {"]
+    for i, form in enumerate(forms):
+        table = f"{{kRegionsVersion, {len(form.programs)}, regions{i}}}"
+        lines.append(f'    {{"{form.cpu}", "{" ".join(form.features)}", regions{i}, {table}}},')
     lines += [
         "};",
         "",
-        f"const Regions table{{kRegionsVersion, {len(programs)}, regions}};",
-        "",
         "}  // namespace",
-        "}  // namespace opsmith",
+        f"}}  // namespace {NAMESPACE}",
         "",
         f"{_EXPORTED} OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {{",
-        f'  return opsmith::register_regions(options, base, "{domain}", opsmith::regions, {len(programs)});',
+        f'  return opsmith::register_best(options, base, "{domain}", opsmith::forms);',
         "}",
-        f"{_EXPORTED} const opsmith::Regions* OpsmithRegions() {{ return &opsmith::table; }}",
+        f"{_EXPORTED} const opsmith::Regions* OpsmithRegions() {{ return opsmith::best_regions(opsmith::forms); }}",
         "",
     ]
-    return Source("register.cpp", "\n".join(lines))
+    return Source("register.cpp", "\n".join(lines), isa=GENERIC)
+
+
+def _region_row(r: Region, p: Program, blob: Blob, packed: Sequence[Blob], form: Form, domain: str) -> str:
+    """A RegionOp."""
+    count = len(p.inputs) + len(packed)
+    place = len(p.inputs) + packed.index(blob) if blob.bytes else count
+    body = "".join(f"{node}\n{attribute}\n" for node, attribute, _ in r.path)
+    compute = f"reinterpret_cast<Compute>({form.namespace}::{p.name})"
+    return (
+        f'{{{{}}, "{p.name}", {p.name}_inputs, {count}, {p.name}_outputs, {len(p.outputs)}, {compute}, '
+        f"{place}, {blob.bytes}, {blob.offset}, {library_id(domain)}ull, {p.name}_reads, {p.name}_writes, {_literal(body)}}}"
+    )
 
 
 def _literal(text: str) -> str:
@@ -374,4 +406,4 @@ def _literal(text: str) -> str:
     return f'"{"".join(plain)}"'
 
 
-_EXPORTED = 'extern "C" __attribute__((visibility("default")))'
+_EXPORTED = "OPSMITH_EXPORT"

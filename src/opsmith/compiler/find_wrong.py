@@ -26,7 +26,7 @@ from opsmith.compiler import geometry
 from opsmith.compiler.build import build, find_compiler
 from opsmith.compiler.convert import Blob, region_node, seal_weights, write_weights
 from opsmith.compiler.cut import Cut, GoesBack, HandedBack, lower
-from opsmith.compiler.emit import emit_instances, emit_region, emit_registration, instances
+from opsmith.compiler.emit import Form, emit_instances, emit_region, emit_registration, instances
 from opsmith.compiler.lower import Program, Target
 from opsmith.compiler.partition import Region, region_inputs
 from opsmith.compiler.plan import plan_memory
@@ -146,7 +146,7 @@ def _run_alone(
         (blob,) = write_weights([program], data)
         seal_weights(data, [blob], domain)
         sources = [*emit_instances(instances([program])), emit_region(program, plan_memory(program))]
-        sources.append(emit_registration(domain, [region], [program], [blob]))
+        sources.append(emit_registration(domain, [region], [Form([program], [blob])]))
         library = build(sources, folder / "src", folder / "alone.so", compiler=find_compiler(), isa=isa)
         path = folder / "alone.onnx"
         ir.save(_single(region, blob, domain, data, ir_version), path)
@@ -159,10 +159,9 @@ def _run_alone(
 def _single(region: Region, blob: Blob, domain: str, data: Path, ir_version: int) -> ir.Model:
     """A model that holds nothing but the compiled region."""
     inputs = [ir.Value(name=v.name, type=v.type, shape=v.shape) for v in region.inputs]
-    node, weights = region_node(region, blob, domain, data, inputs)
+    node, weights = region_node(region, [blob] if blob.bytes else [], domain, data, inputs)
     for old, new in zip(region.outputs, node.outputs):
         new.name, new.type, new.shape = old.name, old.type, old.shape
-    constants: Sequence[ir.Value] = [weights] if weights is not None else []
     opsets = {domain: 1, "": 17}
-    graph = ir.Graph(inputs, node.outputs, nodes=[node], initializers=constants, name="alone", opset_imports=opsets)
+    graph = ir.Graph(inputs, node.outputs, nodes=[node], initializers=weights, name="alone", opset_imports=opsets)
     return ir.Model(graph, ir_version=ir_version)

@@ -82,6 +82,12 @@ def for_cpu(name: str) -> InstructionSet:
     return CPUS[name]
 
 
+def best_first(names: str) -> tuple[str, ...]:
+    """CPUs, separated by commas, in the order in which a library tries them: the one that asks for most first."""
+    wanted = dict.fromkeys(name.strip() for name in names.split(","))
+    return tuple(sorted(wanted, key=lambda name: -len(needed(for_cpu(name)))))
+
+
 def needed(isa: InstructionSet) -> frozenset[str]:
     """The features that a library needs. What is built for this CPU may use all that it has."""
     return machine.cpu_features() if isa == native() else isa.features

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ import onnx_ir as ir
 from opsmith import store
 from opsmith.check.verify import VerifyResult
 from opsmith.check.verify import verify as verify_models
-from opsmith.compiler import Request, emit, pack_weights, tuned
+from opsmith.compiler import Request, cut_forms, emit, form_folder, main_cut, pack_weights, tuned
 from opsmith.compiler.build import find_compiler
 from opsmith.compiler.convert import Blob, replace_regions, save_converted, seal_weights
-from opsmith.compiler.cut import Cut, cut
+from opsmith.compiler.cut import Cut
 from opsmith.compiler.geometry import NATIVE
 from opsmith.compiler.precision import FP32, PRECISIONS
 from opsmith.compiler.program import show
@@ -62,11 +62,12 @@ def weights(
         model = new_model(new, source or _parent(old))
         data = draft.path.with_name(f"{draft.path.name}.data")
         code = _code(old.path)
-        pieces, blobs = pack_again(model, old.record, code, data, str(new))
+        cuts, blobs = pack_again(model, old.record, code, data, str(new))
         shutil.copyfile(library, draft.folder / library.name)
         if code is not None:
             shutil.copytree(code, draft.source_folder)
         domain = old.record["compiled"]["domain"]
+        pieces = main_cut(cuts)
         save_converted(replace_regions(pieces.source, pieces.regions, blobs, domain, data), draft.path, data)
         draft.record["compiled"] = {**old.record["compiled"], "measured": None}
         draft.write_record()
@@ -74,27 +75,27 @@ def weights(
         verified = verify_models(model, draft.path, precision=precision) if verify else None
         if verified is not None and not verified.ok and verified.unchecked is None:
             raise NotTheSame(f"with the new weights it differs from its source: {'; '.join(verified.problems[:3])}")
-    count = sum(len(p.weights) for p in pieces.programs)
+    count = sum(len(p.weights) for c in cuts.values() for p in c.programs)
     return WeightsResult(Variant(store.find_model(dest)), count, time.monotonic() - started, verified)
 
 
 def pack_again(
     model: ir.Model, record: Mapping[str, Any], code: Path | None, data: Path, name: str
-) -> tuple[Cut, list[Blob]]:
+) -> tuple[dict[str, Cut], list[Sequence[Blob]]]:
     """Pack the weights of MODEL into the file DATA, for the library that RECORD tells of; CODE is its source.
 
     A model for which that library is not the right one is refused.
     """
-    pieces = _cut_again(model, record.get("options") or {}, record["compiled"])
-    blobs = pack_weights(pieces, data)
-    _, domain = emit(pieces, blobs)
+    cuts = _cut_again(model, record.get("options") or {}, record["compiled"])
+    forms = pack_weights(cuts, data)
+    _, domain = emit(cuts, forms)
     if domain != record["compiled"]["domain"]:
-        raise NotTheSame(f"{name} does not have the structure that was compiled: {_difference(pieces, code)}")
-    seal_weights(data, blobs, domain)
-    return pieces, blobs
+        raise NotTheSame(f"{name} does not have the structure that was compiled: {_difference(cuts, code)}")
+    seal_weights(data, [b for form in forms for b in form.blobs], domain)
+    return cuts, [form.blobs for form in forms]
 
 
-def _cut_again(model: ir.Model, options: Mapping[str, Any], compiled: Mapping[str, Any]) -> Cut:
+def _cut_again(model: ir.Model, options: Mapping[str, Any], compiled: Mapping[str, Any]) -> dict[str, Cut]:
     """The regions of the variant, of the new model."""
     handed_back = dict.fromkeys(compiled.get("handed_back") or [], "as in the variant")
     request = Request(
@@ -108,15 +109,16 @@ def _cut_again(model: ir.Model, options: Mapping[str, Any], compiled: Mapping[st
         precision=PRECISIONS[options.get("precision", FP32.name)],
         cpu=options.get("cpu", NATIVE),
     )
-    target = dataclasses.replace(request.target, sizes=compiled.get("sizes") or {})
-    pieces = cut(prepare(load(model, request.shapes)), request.regions, target, handed_back)
-    return tuned(pieces, request, target, handed_back)[0]
+    sizes = compiled.get("sizes") or {}
+    targets = {cpu: dataclasses.replace(t, sizes=sizes) for cpu, t in request.targets.items()}
+    cuts = cut_forms(prepare(load(model, request.shapes)), request.regions, targets, handed_back)
+    return {cpu: tuned(pieces, request, targets[cpu], handed_back)[0] for cpu, pieces in cuts.items()}
 
 
-def _difference(pieces: Cut, folder: Path | None) -> str:
+def _difference(cuts: Mapping[str, Cut], folder: Path | None) -> str:
     """The first line in which the new program is not the old one."""
-    for program in pieces.programs:
-        file = folder / f"{program.name}.txt" if folder is not None else None
+    for cpu, program in [(cpu, program) for cpu, pieces in cuts.items() for program in pieces.programs]:
+        file = folder / form_folder(cpu, cuts) / f"{program.name}.txt" if folder is not None else None
         if file is None or not file.exists():
             continue
         before, after = file.read_text(encoding="utf-8").splitlines(), show(program).splitlines()

@@ -29,7 +29,7 @@ from opsmith.compiler import geometry
 from opsmith.compiler.build import build, find_compiler
 from opsmith.compiler.convert import region_node, seal_weights, write_weights
 from opsmith.compiler.cut import Cut, GoesBack, HandedBack, lower
-from opsmith.compiler.emit import Source, emit_instances, emit_region, emit_registration, instances
+from opsmith.compiler.emit import Form, Source, emit_instances, emit_region, emit_registration, instances
 from opsmith.compiler.find_wrong import Found, Values, all_values
 from opsmith.compiler.lower import Program, Target
 from opsmith.compiler.partition import Region, producers_of, region_inputs
@@ -146,7 +146,7 @@ def _build(
     seal_weights(data, blobs, DOMAIN)
     regions = "".join(emit_region(p, plan_memory(p)).text for p in programs)  # one file: its headers are read once
     sources = [*emit_instances(instances(programs)), Source("parts.cpp", regions)]
-    sources.append(emit_registration(DOMAIN, [part for part, _ in compiled], programs, blobs))
+    sources.append(emit_registration(DOMAIN, [part for part, _ in compiled], [Form(programs, blobs)]))
     library = path.parent / "libparts.so"
     build(sources, path.parent / "src", library, compiler=find_compiler(), isa=isa)
     (path.parent / store.RECORD).write_text(json.dumps({"compiled": {"library": library.name}}), encoding="utf-8")
@@ -154,11 +154,11 @@ def _build(
     nodes, constants = [], []
     for (part, _), blob in zip(compiled, blobs, strict=True):
         read = [inputs.setdefault(_given(v), ir.Value(name=_given(v), type=v.type, shape=v.shape)) for v in part.inputs]
-        node, weights = region_node(part, blob, DOMAIN, data, read)
+        node, weights = region_node(part, [blob] if blob.bytes else [], DOMAIN, data, read)
         for value, written in zip(part.outputs, node.outputs, strict=True):
             written.name, written.type, written.shape = _out(value), value.type, value.shape
         nodes.append(node)
-        constants += [weights] if weights is not None else []
+        constants += weights
     outputs = [v for node in nodes for v in node.outputs]
     opsets = {DOMAIN: 1, "": 17}
     graph = ir.Graph(

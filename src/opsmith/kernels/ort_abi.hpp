@@ -7,10 +7,9 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "base.hpp"
+#include "platform.hpp"
 
 struct OrtStatus;
 struct OrtValue;
@@ -100,11 +99,6 @@ struct Kernel {
   const int* output_at = nullptr;  // -1: nobody reads it any more, it goes to scratch memory
   const int* output_types = nullptr;
 };
-
-inline int hardware_threads() {  // reads a file: 6 us
-  long n = sysconf(_SC_NPROCESSORS_ONLN);
-  return n < 1 ? 1 : static_cast<int>(n);
-}
 
 struct Run {
   const Kernel& kernel;
@@ -247,24 +241,19 @@ struct Stopwatch {
     if (!profiling()) return;
     const char* path = getenv("OPSMITH_PROFILE_FILE");
     file = fopen(path ? path : "opsmith_profile.jsonl", "a");
-    last = now();
+    last = microseconds();
   }
   ~Stopwatch() {
     if (file) fclose(file);
   }
-  static double now() {
-    timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1e6 + t.tv_nsec * 1e-3;
-  }
   void lap(int call, const char* kernel, const char* node, double flops, double bytes) {
     if (!file) [[likely]]
       return;
-    const double t = now();
+    const double t = microseconds();
     fprintf(file,
             "{\"region\":\"%s\",\"call\":%d,\"kernel\":\"%s\",\"node\":\"%s\",\"us\":%.3f,\"flops\":%.0f,\"bytes\":%.0f}\n",
             region, call, kernel, node, t - last, flops, bytes);
-    last = now();
+    last = microseconds();
   }
 };
 

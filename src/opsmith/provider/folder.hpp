@@ -129,18 +129,16 @@ struct Folder {
   // Chooses a target and loads it. WANTED: its name, or empty for the first that this CPU can run.
   Text load(const char* wanted) {
     if (!targets.size) return Text();
-    Text missing;
+    char missing[32] = "";
     for (const Target& t : targets) {
       if (*wanted && strcmp(wanted, t.name)) continue;
-      Text feature = lacking(t.features);
-      if (feature.empty()) {
+      if (has_features(t.features, missing)) {
         target = &t;
         break;
       }
-      missing = static_cast<Text&&>(feature);
     }
-    if (!target && missing.empty()) return line("%s has no code for the target %s", path.c(), wanted);
-    if (!target) return line("%s was compiled for a CPU with %s, which this CPU lacks", path.c(), missing.c());
+    if (!target && !*missing) return line("%s has no code for the target %s", path.c(), wanted);
+    if (!target) return line("%s was compiled for a CPU with %s, which this CPU lacks", path.c(), missing);
     Text problem = load_library();
     return problem.empty() ? map_weights() : static_cast<Text&&>(problem);
   }

@@ -15,7 +15,7 @@ from pathlib import Path
 from opsmith import settings, store
 from opsmith.check.feed import Given
 from opsmith.compiler import CompileResult, compile
-from opsmith.compiler.geometry import NATIVE
+from opsmith.compiler.geometry import NATIVE, best_first
 from opsmith.errors import OpsmithError
 from opsmith.provider.native import digest, library
 from opsmith.store import PathLike
@@ -45,12 +45,12 @@ def compile_ep(
     verify: bool = True,
     compiler: str | None = None,
     precision: str | None = None,
-    cpu: Sequence[str] = (NATIVE,),
+    cpu: str = NATIVE,
 ) -> CompileResult:
     """Compile SRC for the execution provider; the model file stays as it is. Options are those of `compile`.
 
-    The folder goes beside the model, or with CACHE into the cache of this machine. CPU: what to compile for, the best first; the
-    provider takes the first that the machine it runs on can run.
+    The folder goes beside the model, or with CACHE into the cache of this machine. CPU: what to compile for, several separated by
+    commas; the provider takes the best that the machine it runs on can run.
     """
     model = store.find_model(src)
     target = cached(model) if cache else sidecar(model)
@@ -74,7 +74,7 @@ def compile_ep(
                 precision=precision,
                 cpu=name,
             )
-            for name in dict.fromkeys(cpu)
+            for name in best_first(cpu)
         ]
         _arrange(scratch, [r.variant.path for r in results if r.variant is not None], model)
         store.replace(scratch, target)

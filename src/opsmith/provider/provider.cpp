@@ -345,6 +345,7 @@ OrtStatus* create_ep(OrtEpFactory* base, const OrtHardwareDevice* const*, const 
   ep->folder_option = ep->option(OPTION("folder"));
   ep->cache = ep->option(OPTION("cache"));
   ep->target = ep->option(OPTION("target"));
+  if (const char* name = getenv("OPSMITH_CPU"); name && ep->target.empty()) ep->target = Text(name);
   ep->digest = ep->option(OPTION("model_digest"));
   ep->context_file = ep->option("ep.context_file_path");
   ep->writes_context = !strcmp(ep->option("ep.context_enable").c(), "1");
@@ -414,9 +415,10 @@ OrtStatus* devices(OrtEpFactory* base, const OrtHardwareDevice* const* all, size
 OrtStatus* compatible(OrtEpFactory*, const OrtHardwareDevice* const*, size_t, const char* info, int* answer) {
   constexpr int kNotOurs = 0, kBest = 1, kUnsupported = 3;
   const size_t head = strlen(kCompatible);
+  char missing[32];
   *answer = strncmp(info, "opsmith regions ", 16) ? kNotOurs
-            : strncmp(info, kCompatible, head) || !lacking(info + head).empty() ? kUnsupported
-                                                                                : kBest;
+            : strncmp(info, kCompatible, head) || !has_features(info + head, missing) ? kUnsupported
+                                                                                      : kBest;
   return nullptr;
 }
 

@@ -81,9 +81,9 @@ def _pack(folder: Path, model: ir.Model, file: Path, name: str) -> Cut:
     record = store.read_record(folder / "model")
     if not (record.get("compiled") or {}).get("library"):
         raise OpsmithError(f"{folder} does not hold compiled regions", "opsmith compile MODEL --ep")
-    pieces, blobs = pack_again(model, record, folder / "src", file, name)
-    os.truncate(file, max(b.offset + b.bytes for b in blobs))
-    return pieces
+    cuts, blobs = pack_again(model, record, folder / "src", file, name)
+    os.truncate(file, max(b.offset + b.bytes for b in blobs[0]))
+    return next(iter(cuts.values()))
 
 
 def _put_arrays(model: ir.Model, new: Mapping[str, object]) -> None:

@@ -1,7 +1,8 @@
 // The features of this CPU that the kernels use, under the names of machine.py.
 #pragma once
 
-#include "small.hpp"
+#include <stddef.h>
+#include <string.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -51,7 +52,7 @@ inline bool has_feature(const char* name) {
   static constexpr Bit bits[] = {{"asimd", 1}, {"asimdhp", 10}, {"asimddp", 20}};
   for (const Bit& b : bits)
     if (!strcmp(b.name, name)) return getauxval(AT_HWCAP) >> b.bit & 1;
-  return false;
+  return !strcmp(name, "bf16") && (getauxval(AT_HWCAP2) >> 14 & 1);
 }
 
 #else
@@ -60,12 +61,16 @@ inline bool has_feature(const char*) { return false; }
 
 #endif
 
-// The first of the space-separated features that this CPU lacks; empty if it has them all.
-inline Text lacking(const char* features) {
-  Text all(features);
-  for (char* save = nullptr, *word = strtok_r(all.data, " ", &save); word; word = strtok_r(nullptr, " ", &save))
-    if (!has_feature(word)) return Text(word);
-  return Text();
+// Whether this CPU has all of the space-separated features; MISSING is the first that it lacks.
+inline bool has_features(const char* features, char (&missing)[32]) {
+  while (*features) {
+    const size_t length = strcspn(features, " "), kept = length < sizeof missing ? length : sizeof missing - 1;
+    memcpy(missing, features, kept);
+    missing[kept] = 0;
+    if (length && !has_feature(missing)) return false;
+    features += length + (features[length] == ' ');
+  }
+  return true;
 }
 
 }  // namespace opsmith
