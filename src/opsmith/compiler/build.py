@@ -1,7 +1,7 @@
 """The compiler driver: C++ files in, one shared library out, through a content-addressed cache.
 
-The key of an object file is its source, the kernel headers, the flags, the compiler's version and the CPU's features; the same
-model on the same machine is therefore built once, and kernels are shared between models.
+The key of an object file is its source, the kernel headers that it includes, the flags, the compiler's version and the CPU's
+features; the same model on the same machine is therefore built once, and kernels are shared between models.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -106,8 +107,29 @@ def _compiler(name: str) -> Compiler | None:
     return Compiler(command, kind, result.stdout.splitlines()[0].strip())
 
 
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+def included(text: str, isa: InstructionSet) -> dict[str, str]:
+    """The kernel headers that a source includes, also through each other, with their text."""
+    headers: dict[str, str] = {}
+    todo = [isa.header, *_INCLUDE.findall(text)]
+    while todo:
+        name = todo.pop()
+        if name not in headers and (path := KERNELS / name).exists():
+            headers[name] = _header(path)
+            todo += _INCLUDE.findall(headers[name])
+    return headers
+
+
+@functools.cache
+def _header(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
 @functools.cache
 def headers_digest() -> str:
+    """Of all kernel headers."""
     digest = hashlib.sha256()
     for header in sorted(KERNELS.glob("*.hpp")):
         digest.update(header.name.encode() + header.read_bytes())
@@ -161,7 +183,7 @@ def build(
 def _key(text: str, compiler: Compiler, isa: InstructionSet) -> str:
     parts = [
         text,
-        headers_digest(),
+        *(f"{name}\n{header}" for name, header in sorted(included(text, isa).items())),
         " ".join(compiler.flags(isa)),
         compiler.name,
         compiler.version,
