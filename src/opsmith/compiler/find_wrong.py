@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from opsmith.compiler.lower import Program, Target
 from opsmith.compiler.partition import Region, region_inputs
 from opsmith.compiler.plan import plan_memory
 from opsmith.errors import OpsmithError
+from opsmith.sizes import at
 
 Values = Mapping[str, Any]
 SHOWN = 160  # characters of a problem
@@ -84,6 +85,8 @@ def all_values(pieces: Cut, feed: Values) -> Values:
     outside = [r for r in pieces.regions if not r.path]
     names = {v.name or "" for r in outside for n in r.nodes for v in n.outputs if v.name}
     names |= {v.name or "" for r in outside for v in r.inputs if not v.is_graph_input()}
+    if _bytes(pieces, names, feed) > LARGEST:
+        raise OpsmithError("its values are too large to look closer")
 
     def expose(proto: onnx.ModelProto) -> None:
         present = {o.name for o in proto.graph.output}
@@ -94,9 +97,14 @@ def all_values(pieces: Cut, feed: Values) -> Values:
         store.save_model(working, path)
         running = session.load(path, optimize=False, edit=expose)
         found = dict(zip([o.name for o in running.get_outputs()], session.run(running, feed)))
-    if sum(getattr(a, "nbytes", 0) for a in found.values()) > LARGEST:
-        raise OpsmithError("its values are too large to look closer")
     return {**feed, **found}
+
+
+def _bytes(pieces: Cut, names: Collection[str], feed: Values) -> int:
+    """Of the named values of the working copy on these inputs, as far as their sizes can be told before it runs."""
+    sizes = pieces.source.sizes_of(feed)
+    facts = [fact for value, fact in pieces.source.scopes[0].analysis.facts.items() if value.name in names]
+    return sum((at(fact.size, sizes) or 0) * fact.dtype.bitwidth // 8 for fact in facts)
 
 
 def _culprit(region: Region, pieces: Cut, target: Target, values: Values) -> ir.Node:
