@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
@@ -176,3 +177,17 @@ def test_rounding_that_only_zeros_amplify_is_not_an_error(tmp_path: Path) -> Non
         onnx.save(model, tmp_path / f"{name}.onnx")
     assert verify(tmp_path / "a.onnx", tmp_path / "b.onnx").ok
     assert not verify(tmp_path / "a.onnx", tmp_path / "far.onnx").ok
+
+
+@pytest.mark.parametrize(
+    ("body", "steps"),
+    [
+        ("s = Shape(x)  f = Cast<to = 1>(s)  h = Mul(f, half)  i = Cast<to = 7>(h)  y = Resize(x, , , i)", False),
+        ("h = Cast<to = 10>(x)  g = Relu(h)  y = Cast<to = 1>(g)", True),
+        ("i = Cast<to = 7>(x)  y = Cast<to = 1>(i)", True),
+        ("y = Relu(x)", False),
+    ],
+)
+def test_shape_arithmetic_is_no_step_and_rounding_to_half_is_one(body: str, steps: bool) -> None:
+    text = f'<ir_version: 9, opset_import: ["" : 18]> g (float[1, 1, n, n] x) => (float y) <float half = {{0.5}}> {{ {body} }}'
+    assert spread.has_steps(ir.from_proto(onnx.parser.parse_model(text))) is steps

@@ -211,6 +211,14 @@ def test_a_node_that_is_wrong_goes_back_to_onnx_runtime_and_the_rest_stays(tmp_p
     assert "Neg" in result.remarks[0] and "defect of ours" in result.remarks[0]
 
 
+def test_without_patience_all_nodes_among_which_one_is_wrong_go_back(tmp_path, wrong_neg, monkeypatch):
+    monkeypatch.setattr(sys.modules["opsmith.compiler.find_wrong"], "PATIENCE", 0.0)
+    text = "g (float[n] x) => (float[n] y) { a = Exp(x)  b = Neg(a)  y = Tanh(b) }"
+    result = opsmith.compile(graph(text), tmp_path / "m" / "c", regions="all")
+    assert [op for op, _, _ in result.left] == ["Exp", "Neg", "Tanh"] and not result.regions
+    assert result.remarks[0].startswith("one of 3 nodes up to Tanh")
+
+
 def test_what_is_left_with_onnx_runtime_is_the_source_byte_for_byte(tmp_path):
     path = tmp_path / "strings.onnx"
     onnx.save(graph("g (string[n] x) => (string[n] y) { y = Identity(x) }"), path)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from batch import compile_batch
@@ -70,3 +71,28 @@ def test_sizes_that_differ_are_refused_when_the_program_runs(tmp_path: Path) -> 
     for result, x, y in zip(built, ((3, 4), (2, 3)), ((2, 4), (4, 5))):
         with pytest.raises(Exception, match="broadcast|inner"):
             ort.InferenceSession(result.path, options).run(None, {"x": np.ones(x, "f"), "y": np.ones(y, "f")})
+
+
+SQUEEZED = """<ir_version: 9, opset_import: ["" : 18]>
+squeezed (float[n, 1, m, 1] x) => (float y, float[k] z, float w) <float two = {2.0}, int64[1] flat = {-1}> {
+    s = Squeeze(x)    t = Sigmoid(s)    u = Mul(t, two)    y = Add(u, s)
+    z = Reshape(t, flat)
+    w = ReduceSum <keepdims = 1> (s)
+}"""
+
+
+def test_a_squeeze_without_axes_is_native_and_what_needs_its_rank_stays(tmp_path: Path) -> None:
+    """How many dims are left depends on the sizes; elementwise nodes and a flat Reshape do not mind."""
+    model = onnx.parser.parse_model(SQUEEZED)
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    library, (built,) = compile_batch([("squeezed", model.SerializeToString())], tmp_path)
+    assert [op for op, _ in built.left] == ["ReduceSum"]
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(str(library))
+    own, stock = ort.InferenceSession(built.path, options), ort.InferenceSession(model.SerializeToString())
+    for n, m in ((3, 4), (1, 4), (3, 1), (1, 1), (0, 4)):
+        x = np.random.default_rng(0).standard_normal((n, 1, m, 1)).astype(np.float32)
+        for want, got in zip(stock.run(None, {"x": x}), own.run(None, {"x": x})):
+            assert want.shape == got.shape
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

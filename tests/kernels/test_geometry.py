@@ -89,6 +89,25 @@ def test_an_object_is_cached_for_its_instruction_set_only() -> None:
     assert "-march=native" not in tool.flags(geometry.SCALAR)
 
 
+def test_a_changed_header_builds_anew_what_includes_it_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool, isa = Compiler(("g++",), "g++", "12"), geometry.SCALAR
+    sources = {"near": '#include "near.hpp"\n', "far": '#include "far.hpp"\n'}
+
+    def keys(inner: str) -> dict[str, str]:
+        folder = tmp_path / inner
+        folder.mkdir()
+        (folder / "near.hpp").write_text('#include "inner.hpp"')
+        (folder / "inner.hpp").write_text(inner)
+        (folder / "far.hpp").write_text("")
+        monkeypatch.setattr(sys.modules[_key.__module__], "KERNELS", folder)
+        return {name: _key(text, tool, isa) for name, text in sources.items()}
+
+    before, after = keys("one"), keys("two")
+    assert before["near"] != after["near"] and before["far"] == after["far"]
+
+
 def test_only_the_simd_headers_ask_what_they_are_built_for() -> None:
     conditional = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif|else)\b", re.MULTILINE)
     asking = {h.name for h in KERNELS.glob("*.hpp") if conditional.search(h.read_text(encoding="utf-8"))}

@@ -108,7 +108,8 @@ def analyse(
                 if (fact := declared(value, symbols) or said) is not None:
                     facts[value] = fact
             if _keeps_shape(node) and node.inputs[0] in facts and node.outputs[0] in facts:
-                facts[node.outputs[0]] = Abstract(facts[node.outputs[0]].dtype, facts[node.inputs[0]].dims)
+                first = facts[node.inputs[0]]
+                facts[node.outputs[0]] = Abstract(facts[node.outputs[0]].dtype, first.dims, squeezed=first.squeezed)
     return Analysis(facts, reasons, opset)
 
 
@@ -219,6 +220,8 @@ def _inputs(node: ir.Node, facts: Mapping[ir.Value, Abstract]) -> list[Abstract 
         readable = TYPES | FLOATS8 if node.op_type in ("Cast", "CastLike") else TYPES
         if fact is not None and fact.constant is None and fact.dtype not in readable:
             raise Unsupported(f"element type {fact.dtype.name} stays with ONNX Runtime")
+        if fact is not None and fact.squeezed and key_of(node) not in (*ops.TABLE, ("", "Reshape")):
+            raise Unsupported("the rank of its input is known only when it runs")
     return inputs
 
 

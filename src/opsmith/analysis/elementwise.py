@@ -30,11 +30,22 @@ def infer(node: Node) -> list[Abstract]:
         allowed = operator.kinds + ("b" if operator.result in ("bool", "second") else "")
         if kind(value.dtype) not in allowed:
             raise Unsupported(f"{node.op} on {value.dtype.name} stays with ONNX Runtime")
+    if any(v.squeezed for v in present):
+        return [_squeezed(present, dtype)]
     dims: tuple[Size, ...] = ()
     for value in present:
         dims = broadcast_dims(node, dims, value.dims)
     elements = _elements(node, operator, present, dims, dtype)
     return [Abstract(dtype, dims, elements, _widened(node, dtype) or _weight(node, dtype, dims))]
+
+
+def _squeezed(inputs: Sequence[Abstract], dtype: DataType) -> Abstract:
+    """Beside single numbers, a value of unknown rank keeps its shape."""
+    shapes = {(v.dims, v.squeezed) for v in inputs if v.dims}
+    if len(shapes) > 1:
+        raise Unsupported("the rank of its input is known only when it runs")
+    ((dims, _),) = shapes
+    return Abstract(dtype, dims, squeezed=True)
 
 
 def _result_type(node: Node, operator: ops.Operator) -> DataType:

@@ -90,6 +90,7 @@ class Abstract:
     dims: tuple[Size, ...]
     elements: tuple[Scalar, ...] | None = None  # row-major; only for small values
     constant: Constant | None = None
+    squeezed: bool = False  # dims that turn out to be 1 are left out when it runs: its rank is known only then
 
     @property
     def rank(self) -> int:

@@ -34,6 +34,8 @@ from opsmith.sizes import (
 def _reshape(node: Node) -> list[Abstract]:
     source = node.input(0)
     target = node.elements(1, "the new shape")
+    if source.squeezed and any(t == 0 or reads_data(t) for t in target):
+        raise Unsupported("the rank of its input is known only when it runs")
     if any(reads_data(t) for t in target):
         return [Abstract(source.dtype, _reshape_by_data(node, source, target))]
     dims: list[Size] = []
@@ -97,7 +99,8 @@ def _squeeze(node: Node) -> list[Abstract]:
     given = axes_of(node, 1)
     if given is None:
         if any(d.value is None for d in source.dims):
-            raise Unsupported("Squeeze without axes on dynamic dims")
+            check_rank(source.dims)
+            return [Abstract(source.dtype, source.dims, squeezed=True)]
         axes = [i for i, d in enumerate(source.dims) if d == 1]
     else:
         plain = plain_axes(given, source.rank)

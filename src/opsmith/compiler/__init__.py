@@ -181,7 +181,8 @@ def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> It
     handed_back: HandedBack = {}
     remarks: list[str] = []
     judged = judged_feed(request.src, request.shapes, request.inputs) if request.tool is not None else None
-    sizes = typical_sizes(source, judged)
+    feed = judged.feed if judged is not None else None
+    sizes = source.sizes_of(feed or {})
     targets = {cpu: dataclasses.replace(t, sizes=sizes) for cpu, t in request.targets.items()}
     with store.on_disk(request.src) as path, tempfile.TemporaryDirectory(prefix="opsmith-judge-") as scratch:
         judge = None
@@ -403,20 +404,6 @@ def tuned(pieces: Cut, request: Request, target: Target, handed_back: HandedBack
     again = cut(pieces.source, request.regions, dataclasses.replace(target, tuned=tuning.outcomes), handed_back)
     tune.record(tuning, pieces.programs, again.programs)
     return again, tuning
-
-
-def typical_sizes(source: Source, judged: Judged | None) -> dict[str, int]:
-    """The dynamic dims as the judged inputs have them."""
-    sizes: dict[str, int] = {}
-    feed = judged.feed if judged is not None else None
-    for value in source.working.graph.inputs:
-        array, facts = (feed or {}).get(value.name or ""), source.scopes[0].analysis.facts.get(value)
-        if array is None or facts is None:
-            continue
-        for d, size in zip(facts.dims, array.shape):
-            if d.name is not None:
-                sizes.setdefault(d.name, size)
-    return sizes
 
 
 class Clock:

@@ -1,7 +1,7 @@
 """The compiler driver: C++ files in, one shared library out, through a content-addressed cache.
 
-The key of an object file is its source, the kernel headers, the flags, the compiler's version and the CPU's features; the same
-model on the same machine is therefore built once, and kernels are shared between models.
+The key of an object file is its source, the kernel headers that it includes, the flags, the compiler's version and the CPU's
+features; the same model on the same machine is therefore built once, and kernels are shared between models.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -107,8 +108,29 @@ def _compiler(name: str) -> Compiler | None:
     return Compiler(command, kind, result.stdout.splitlines()[0].strip())
 
 
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+def included(text: str, isa: InstructionSet) -> dict[str, str]:
+    """The kernel headers that a source includes, also through each other, with their text."""
+    headers: dict[str, str] = {}
+    todo = [isa.header, *_INCLUDE.findall(text)]
+    while todo:
+        name = todo.pop()
+        if name not in headers and (path := KERNELS / name).exists():
+            headers[name] = _header(path)
+            todo += _INCLUDE.findall(headers[name])
+    return headers
+
+
+@functools.cache
+def _header(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
 @functools.cache
 def headers_digest() -> str:
+    """Of all kernel headers."""
     digest = hashlib.sha256()
     for header in sorted(KERNELS.glob("*.hpp")):
         digest.update(header.name.encode() + header.read_bytes())
@@ -135,8 +157,9 @@ def build(
     objects: list[Path] = []
     todo: list[tuple[Source, Path, list[str]]] = []
     for source in (s for s in sources if s.compiled):
-        flags = compiler.flags(source.isa or isa, source.namespace)
-        target = cache / f"{_key(_with_headers(source, sources), compiler, flags)}.o"
+        own = source.isa or isa
+        flags = compiler.flags(own, source.namespace)
+        target = cache / f"{_key(_with_headers(source, sources), compiler, own, flags)}.o"
         objects.append(target)
         if not _is_whole(target):
             todo.append((source, target, flags))
@@ -171,10 +194,10 @@ def _with_headers(source: Source, sources: Sequence[Source]) -> str:
     return source.text + "".join(own)
 
 
-def _key(text: str, compiler: Compiler, flags: Sequence[str]) -> str:
+def _key(text: str, compiler: Compiler, isa: InstructionSet, flags: Sequence[str]) -> str:
     parts = [
         text,
-        headers_digest(),
+        *(f"{name}\n{header}" for name, header in sorted(included(text, isa).items())),
         " ".join(flags),
         compiler.name,
         compiler.version,

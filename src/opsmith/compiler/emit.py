@@ -238,9 +238,10 @@ def _output(program: Program, port: Port, scope: Scope) -> list[str]:
     i = program.outputs.index(port)
     dims = ", ".join(scope.full(d) for d in port.facts.dims) or "0"
     cpp, name = CPP[port.buffer.dtype], scope.buffer(port.buffer)
+    ask = "squeezed_output" if port.facts.squeezed else "output"
     return [
         f"const i64 out_dims{i}[] = {{{dims}}};",
-        f"{cpp}* {name} = static_cast<{cpp}*>(run.output({i}, out_dims{i}, {len(port.facts.dims)}));",
+        f"{cpp}* {name} = static_cast<{cpp}*>(run.{ask}({i}, out_dims{i}, {len(port.facts.dims)}));",
     ]
 
 

@@ -4,7 +4,8 @@
 2. Each region runs alone on what it should have been given: the ones that answer wrongly are at fault.
 3. In a region at fault the shortest run of its first nodes that is wrong is found by halving; its last node is the culprit.
 
-The culprit stays with ONNX Runtime, and everything else can be compiled.
+The culprit stays with ONNX Runtime, and everything else can be compiled. Halving builds a library each time: where that takes too
+long, all nodes among which the culprit is stay.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,11 @@ from opsmith.compiler.lower import Program, Target
 from opsmith.compiler.partition import Region, region_inputs
 from opsmith.compiler.plan import plan_memory
 from opsmith.errors import OpsmithError
+from opsmith.sizes import at
 
 Values = Mapping[str, Any]
 SHOWN = 160  # characters of a problem
+PATIENCE = 60.0  # seconds of halving
 LARGEST = 2 << 30  # bytes of values that are kept at once; above it, whole regions are handed back
 
 
@@ -61,9 +65,13 @@ def find_wrong(pieces: Cut, verified: VerifyResult, target: Target, give_up: boo
     if not faults:
         return _whole_regions([r for r in pieces.regions if r.path] or pieces.regions, problem)
     region, check = max(faults, key=lambda fault: fault[1].needed_rtol + fault[1].needed_atol)
-    node = _culprit(region, pieces, target, values)
+    nodes = _culprits(region, pieces, target, values)
     why = f"computed something else than ONNX Runtime ({check.problem})"
-    return Found({node.name or "": why}, f"{node.op_type} {node.name} {why}: it stays there. This is a defect of ours")
+    last = f"{nodes[-1].op_type} {nodes[-1].name}"
+    if len(nodes) == 1:
+        return Found({nodes[0].name or "": why}, f"{last} {why}: it stays there. This is a defect of ours")
+    remark = f"one of {len(nodes)} nodes up to {last} {why}: they stay there. This is a defect of ours"
+    return Found({n.name or "": f"one of {len(nodes)} nodes {why}" for n in nodes}, remark)
 
 
 def _faults(pieces: Cut, target: Target, values: Values) -> list[tuple[Region, OutputCheck]]:
@@ -84,6 +92,8 @@ def all_values(pieces: Cut, feed: Values) -> Values:
     outside = [r for r in pieces.regions if not r.path]
     names = {v.name or "" for r in outside for n in r.nodes for v in n.outputs if v.name}
     names |= {v.name or "" for r in outside for v in r.inputs if not v.is_graph_input()}
+    if _bytes(pieces, names, feed) > LARGEST:
+        raise OpsmithError("its values are too large to look closer")
 
     def expose(proto: onnx.ModelProto) -> None:
         present = {o.name for o in proto.graph.output}
@@ -94,22 +104,28 @@ def all_values(pieces: Cut, feed: Values) -> Values:
         store.save_model(working, path)
         running = session.load(path, optimize=False, edit=expose)
         found = dict(zip([o.name for o in running.get_outputs()], session.run(running, feed)))
-    if sum(getattr(a, "nbytes", 0) for a in found.values()) > LARGEST:
-        raise OpsmithError("its values are too large to look closer")
     return {**feed, **found}
 
 
-def _culprit(region: Region, pieces: Cut, target: Target, values: Values) -> ir.Node:
-    """The last node of the shortest wrong run of first nodes."""
+def _bytes(pieces: Cut, names: Collection[str], feed: Values) -> int:
+    """Of the named values of the working copy on these inputs, as far as their sizes can be told before it runs."""
+    sizes = pieces.source.sizes_of(feed)
+    facts = [fact for value, fact in pieces.source.scopes[0].analysis.facts.items() if value.name in names]
+    return sum((at(fact.size, sizes) or 0) * fact.dtype.bitwidth // 8 for fact in facts)
+
+
+def _culprits(region: Region, pieces: Cut, target: Target, values: Values) -> list[ir.Node]:
+    """The last node of the shortest wrong run of first nodes, or those among which it is."""
     right, wrong = 0, len(region.nodes)
-    while wrong - right > 1:
+    until = time.monotonic() + PATIENCE
+    while wrong - right > 1 and time.monotonic() < until:
         middle = (right + wrong) // 2
         try:
             ok = _check(_first(region, middle, pieces), pieces, target, values).ok
         except (GoesBack, OpsmithError):
             ok = True  # this run cannot be compiled by itself: look behind it
         right, wrong = (middle, wrong) if ok else (right, middle)
-    return region.nodes[wrong - 1]
+    return region.nodes[right:wrong]
 
 
 def _first(region: Region, count: int, pieces: Cut) -> Region:

@@ -127,6 +127,8 @@ def region_facts(region: Region, body: ir.Graph, facts: Facts) -> Facts:
     shown = {d.name for v in region.inputs for d in facts[v].dims if d.name is not None}
     fresh: dict[Size, Size] = {}
     for value, mine in zip(region.inputs, body.inputs):
+        if facts[value].squeezed:
+            continue  # only the region that squeezes it knows its shape
         dims: list[Size] = []
         for d in facts[value].dims:
             if d.value is None and not all(isinstance(a, Name) and a.name in shown for a in d.atoms()):

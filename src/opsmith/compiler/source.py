@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import onnx_ir as ir
 
@@ -60,6 +61,16 @@ class Source:
     @property
     def in_place(self) -> bool:
         return bool(self.working.meta.get(IN_PLACE))
+
+    def sizes_of(self, feed: Mapping[str, Any]) -> dict[str, int]:
+        """The dynamic dims as these inputs have them."""
+        sizes: dict[str, int] = {}
+        for value in self.working.graph.inputs:
+            array, facts = feed.get(value.name or ""), self.scopes[0].analysis.facts.get(value)
+            if array is not None and facts is not None:
+                named = ((d.name, size) for d, size in zip(facts.dims, array.shape) if d.name is not None)
+                sizes = {**dict(named), **sizes}
+        return sizes
 
     def nodes(self) -> list[ir.Node]:
         """All nodes of the source, those of bodies too; constants do not count."""

@@ -173,6 +173,15 @@ struct Run {
     return data;
   }
 
+  // The same for a value of rank 10 at most whose dims of 1 are left out.
+  void* squeezed_output(i64 index, const i64* dims, int rank) {
+    i64 kept[10];
+    int count = 0;
+    for (int i = 0; i < rank; ++i)
+      if (dims[i] != 1) kept[count++] = dims[i];
+    return output(index, kept, count);
+  }
+
   void* unread_output(i64 index, const i64* dims, int rank) {
     i64 bytes = element_bytes(kernel.output_types[index]);
     for (int i = 0; i < rank; ++i)

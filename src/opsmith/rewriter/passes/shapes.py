@@ -24,7 +24,8 @@ from opsmith.sizes import Size, parse, spell
 def infer(model: ir.Model) -> bool:
     """Fold what the sizes make constant, name all dimensions of the main graph. True if it changed nodes."""
     graph = model.graph
-    facts = analyse(graph, model.opset_imports.get("", 1), trust_declared=True).facts
+    analysed = analyse(graph, model.opset_imports.get("", 1), trust_declared=True).facts
+    facts = {value: fact for value, fact in analysed.items() if not fact.squeezed}  # which has no shape to write
     changed = False
     for node in list(graph):
         if is_op(node, "Reshape", "Expand") and _drop(node, facts):
