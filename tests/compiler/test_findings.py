@@ -36,8 +36,8 @@ COMPILED = {
 def found() -> dict[str, str]:
     """All of them in one compiler run."""
     protos = [onnx.parser.parse_model(HEAD.format(opset=opset) + body) for opset, body in COMPILED.values()]
-    assert all(fuzz.runs(p) for p in protos)
-    return dict(zip(COMPILED, fuzz.compiled(protos), strict=True))
+    cases = [case for p in protos if (case := fuzz.asked(p)) is not None]
+    return dict(zip(COMPILED, fuzz.compiled(cases), strict=True))
 
 
 @pytest.mark.parametrize("what", COMPILED)
