@@ -55,8 +55,8 @@ BATCH = 100  # graphs in one compiler run
 SPECIAL = 4  # the last of the sizes is fed with NaN and infinities
 TOLERANCES = {"float64": (1e-6, 1e-8), "float32": (1e-3, 1e-4), "float16": (1e-2, 1e-3), "bfloat16": (5e-2, 1e-2)}
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1"]
-# Whether NaN is larger or smaller than a number is not specified, and ONNX Runtime answers by its place in the row.
-ORDERED = {"MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "Max", "Min", "TopK", "ArgMax", "ArgMin", "Hardmax"}
+# What is left out with NaN and infinities: ONNX Runtime answers by the place of NaN in a row; docs/reliability.md.
+ORDERED = {"MaxPool", "GlobalMaxPool", "TopK", "Hardmax", "DynamicQuantizeLinear"}
 UNSAID = "the reference cannot say"
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -127,7 +127,10 @@ def difference(case: Case, other: ort.InferenceSession) -> str:
     proto, names = case.proto, case.names
     if names != [o.name for o in other.get_outputs()]:
         return "other outputs"
-    ordered = any(n.op_type in ORDERED for n in proto.graph.node)
+    operators = {n.op_type for n in proto.graph.node}
+    ordered = bool(operators & ORDERED)
+    # ONNX Runtime takes the root of a variance that rounding made negative.
+    constant_rows = "MeanVarianceNormalization" in operators
     for seed, inputs, want in case.answers:
         sizes = SIZES[seed]
         if ordered and seed == SPECIAL:
@@ -135,23 +138,31 @@ def difference(case: Case, other: ort.InferenceSession) -> str:
         try:
             got = other.run(None, inputs)
         except Exception as error:
-            if any(a.size == 0 for a in inputs.values()) and _refused_too(proto, inputs, str(error)):
+            if _refused_too(proto, inputs, str(error)):
                 continue
             return f"{sizes}: does not run: {error}"
         for name, a, b in zip(names, want, got):
             if not isinstance(a, np.ndarray) or (a.size == 0 and a.shape != b.shape):
                 continue  # ONNX Runtime keeps the reduced dim of an empty value, against its own declaration
+            if constant_rows and a.dtype.kind == "f" and np.isnan(a).any():
+                continue
             if a.shape != b.shape or a.dtype != b.dtype:
                 return f"{sizes}: {name} is {b.dtype}{b.shape}, not {a.dtype}{a.shape}"
             if not close(a, b) and (why := wrong(proto, inputs, name, a, b)):
-                if seed == SPECIAL and why.startswith(UNSAID):
+                empty = any(v.size == 0 for v in inputs.values())
+                if (seed == SPECIAL or empty) and why.startswith(UNSAID):
                     continue
                 return f"{sizes}: {name} differs{' on NaN or infinity' if seed == SPECIAL else ''} ({why})"
     return ""
 
 
 def _refused_too(proto: onnx.ModelProto, inputs: Arrays, error: str) -> bool:
-    """Of empty values: whether the reference refuses them too (the largest of none), or a Reshape to a constant target does."""
+    """Whether that is no error of ours: a window larger than its image, or of empty values, what the reference refuses too (the
+    largest of none) and a Reshape to a constant target."""
+    if "the image is smaller than the kernel" in error:
+        return True  # docs/reliability.md
+    if all(a.size for a in inputs.values()):
+        return False
     if "opsmith region" not in error:
         return True  # docs/reliability.md
     try:
