@@ -66,3 +66,19 @@ def test_the_largest_and_smallest_beside_nan_are_where_onnx_runtime_says(tmp_pat
             x = rng.integers(-5, 5, (9, 20)).astype(np.float32)  # with equals
             x.flat[rng.integers(x.size, size=nans)] = np.nan
             np.testing.assert_array_equal(ours.run(None, {"x": x})[0], stock.run(None, {"x": x})[0])
+
+
+REWRITTEN = {
+    "a chain of three reshapes": (
+        18,
+        """(float16[n,3,m] x, int64[3] s) => (float16[3,r] y) <int64[1] flat = {-1}, int64[2] two = {3,-1}> {
+          a = Reshape(x, flat)  b = Reshape(a, s)  y = Reshape(b, two) }""",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REWRITTEN)
+def test_rewritten(what: str) -> None:
+    opset, body = REWRITTEN[what]
+    case = fuzz.asked(onnx.parser.parse_model(HEAD.format(opset=opset) + body))
+    assert case is not None and fuzz.rewritten(case) == ""
