@@ -7,6 +7,7 @@ the generator says only what is peculiar to its operator. Sizes are numbers or t
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -40,6 +41,7 @@ OFTEN = {
 OFTEN |= {
     "draw_quantize": 2,
     "draw_recurrent": 2,
+    "draw_scan": 2,
     "draw_images": 2,
     "draw_resize": 2,
     "draw_einsum": 2,
@@ -111,8 +113,10 @@ class Graphs:
 
     # --- building blocks ---
 
-    def op(self, kind: str, inputs: Sequence[Value | str], outputs: int = 1, **attributes: Any) -> list[Value]:
-        """Add a node if ONNX finds it valid; gives the values it writes, or nothing."""
+    def op(
+        self, kind: str, inputs: Sequence[Value | str], outputs: int = 1, like: Sequence[Value] = (), **attributes: Any
+    ) -> list[Value]:
+        """Add a node if ONNX finds it valid; gives the values it writes, or nothing. LIKE: what its inference does not say."""
         names = [v if isinstance(v, str) else v.name for v in inputs]
         written = [f"v{self.count}_{i}" if i else f"v{self.count}" for i in range(outputs)]
         self.count += 1
@@ -120,8 +124,8 @@ class Graphs:
         node = h.make_node(kind, names, written, domain=domain, **attributes)
         # Only what the node reads is inferred again: the whole graph each time would be quadratic.
         known = {v.name: v for v in self.values}
-        constants = [c for c in self.constants if c.name in names]
         captured = {i for a in node.attribute for n in a.g.node for i in n.input}
+        constants = [c for c in self.constants if c.name in names or c.name in captured]
         read = [known[n] for n in {*names, *captured} if n in known]
         graph = h.make_graph(
             [node],
@@ -138,7 +142,11 @@ class Graphs:
                 onnx.checker.check_node(node, _context(self.opset))
         except Exception:  # not valid: another one is drawn
             return []
+        if not domain and not onnx.defs.has(kind, self.opset):
+            return []
         made = [_value(v) for v in inferred.graph.output]
+        said = [dataclasses.replace(known, name=name) for known, name in zip(like, written)]
+        made = [v or w for v, w in itertools.zip_longest(made, said)]
         if any(v is None for v in made):
             return []
         self.nodes.append(node)
@@ -187,11 +195,12 @@ class Graphs:
         if x.kind == T.BOOL:
             self.op("Not", [x])
         elif x.kind in INTEGERS:
-            self.op(self.rng.choice(["Abs", "Sign", "Identity", "BitwiseNot"]), [x])
+            self.op(self.rng.choice(["Abs", "Sign", "Identity", "BitwiseNot"]), [x], like=[x])
         else:
             kind = self.rng.choice(UNARY)
             alpha = {"alpha": self.rng.choice([0.0, 0.1, 1.0, 1.5])}
-            self.op(kind, [x], **(alpha if kind in ("LeakyRelu", "Elu", "ThresholdedRelu", "HardSigmoid") else {}))
+            alpha = alpha if kind in ("LeakyRelu", "Elu", "ThresholdedRelu", "HardSigmoid") else {}
+            self.op(kind, [x], like=[] if kind in ("IsNaN", "IsInf") else [x], **alpha)
 
     def draw_binary(self, x: Value) -> None:
         kinds = "Add Sub Mul Div Max Min Pow Mod PRelu Sum Mean".split()
@@ -290,10 +299,10 @@ class Graphs:
             kind, inputs, attributes = self.rng.choice(choices)
             if kind == "GroupNormalization" and self.opset < 21:
                 inputs = [x, *(self.weights(attributes["num_groups"]) for _ in range(2))]
-            self.op(kind, inputs, **attributes)
+            self.op(kind, inputs, like=[x], **attributes)
         elif isinstance(x.dims[-1], int):
             kind = self.rng.choice(["LayerNormalization", "RMSNormalization"])
-            self.op(kind, [x, self.weights(x.dims[-1])], axis=-1)
+            self.op(kind, [x, self.weights(x.dims[-1])], like=[x], axis=-1)
         else:
             self.op("LpNormalization", [x], axis=self.axis(x), p=self.rng.choice([1, 2]))
 
@@ -573,16 +582,23 @@ class Graphs:
             self.values[-1] = dataclasses.replace(found[0], dims=x.dims)
 
     def draw_loop(self, x: Value) -> None:
-        """A state that a captured value is added to, and each turn's result."""
+        """A state that a captured value is added to, and each turn's result; so many turns, or until a condition."""
         if x.kind != T.FLOAT:
             return
-        other, base = self.like(x), f"v{self.count}"
-        info = h.make_tensor_value_info
+        other = self.like(x)
+        trips: Value | str = self.tensor(np.int64(self.rng.choice([0, 1, 3])))
+        if x.dims and self.rng.random() < 0.3 and (shape := self.op("Shape", [x])):
+            size = self.op("Gather", [shape[0], self.tensor(np.int64(-1))])
+            trips = size[0] if size else trips
+        base, info = f"v{self.count}", h.make_tensor_value_info
+        go = [h.make_node("Identity", [f"{base}_c"], [f"{base}_go"])]
+        if self.rng.random() < 0.4:
+            go = [h.make_node("Less", [f"{base}_i", self.tensor(np.int64(1))], [f"{base}_go"])]
         body = h.make_graph(
             [
-                h.make_node("Tanh", [f"{base}_in"], [f"{base}_t"]),
+                h.make_node(self.rng.choice(["Tanh", "Neg", "Sigmoid"]), [f"{base}_in"], [f"{base}_t"]),
                 h.make_node("Add", [f"{base}_t", other.name], [f"{base}_next"]),
-                h.make_node("Identity", [f"{base}_c"], [f"{base}_go"]),
+                *go,
                 h.make_node("Identity", [f"{base}_next"], [f"{base}_each"]),
             ],
             "body",
@@ -593,25 +609,30 @@ class Graphs:
                 info(f"{base}_each", x.kind, x.dims),
             ],
         )
-        trips, condition = self.tensor(np.int64(self.rng.choice([0, 1, 3]))), self.tensor(np.array(True))
-        if found := self.op("Loop", [trips, condition, x], outputs=2, body=body):
-            self.values[-2] = dataclasses.replace(found[0], dims=x.dims)
+        each = dataclasses.replace(x, dims=(None, *x.dims))
+        self.op("Loop", [trips, self.tensor(np.array(True)), x], outputs=2, like=[x, each], body=body)
 
     def draw_scan(self, x: Value) -> None:
-        if x.kind != T.FLOAT or len(x.dims) < 2 or not isinstance(x.dims[0], int):
+        """A running sum of rows, forwards or backwards, scaled by a captured value."""
+        if x.kind != T.FLOAT or len(x.dims) < 2:
             return
-        base, row, info = f"v{self.count}", x.dims[1:], h.make_tensor_value_info
+        row, info = x.dims[1:], h.make_tensor_value_info
+        first = self.op("Gather", [x, self.tensor(np.int64(0))], axis=0)
+        if not first:
+            return
+        base, factor = f"v{self.count}", self.tensor(np.float32(self.rng.choice([0.5, -1.0])))
         body = h.make_graph(
             [
                 h.make_node("Add", [f"{base}_s", f"{base}_x"], [f"{base}_next"]),
-                h.make_node("Sigmoid", [f"{base}_next"], [f"{base}_y"]),
+                h.make_node("Mul", [f"{base}_next", factor], [f"{base}_m"]),
+                h.make_node("Sigmoid", [f"{base}_m"], [f"{base}_y"]),
             ],
             "body",
             [info(f"{base}_s", x.kind, row), info(f"{base}_x", x.kind, row)],
             [info(f"{base}_next", x.kind, row), info(f"{base}_y", x.kind, row)],
         )
-        if first := self.op("Gather", [x, self.tensor(np.int64(0))], axis=0):
-            self.op("Scan", [first[0], x], outputs=2, body=body, num_scan_inputs=1)
+        ways = {"scan_input_directions": [self.rng.randint(0, 1)], "scan_output_directions": [self.rng.randint(0, 1)]}
+        self.op("Scan", [first[0], x], outputs=2, like=[first[0], x], body=body, num_scan_inputs=1, **ways)
 
     def draw_function(self, x: Value) -> None:
         if x.kind not in (T.FLOAT, T.DOUBLE):

@@ -22,7 +22,7 @@ from opsmith.compiler import geometry
 from opsmith.compiler.build import KERNELS, find_compiler
 from opsmith.compiler.convert import Blob, replace_regions, save_converted, seal_weights, write_weights
 from opsmith.compiler.cut import cut
-from opsmith.compiler.emit import Form, emit_instances, emit_region, emit_registration, instances
+from opsmith.compiler.emit import Form, Source, emit_instances, emit_region, emit_registration, instances
 from opsmith.compiler.geometry import InstructionSet
 from opsmith.compiler.lower import Target
 from opsmith.compiler.plan import plan_memory
@@ -59,8 +59,12 @@ def compile_batch(
     optimize: Sequence[str] = ("-O1",),
     isa: InstructionSet | None = None,
     precision: Precision = FP32,
+    objects: Path | None = None,
 ) -> tuple[Path | None, list[Built]]:
-    """Compile the models into `folder`; gives the library (None if nothing was compiled) and what became of each."""
+    """Compile the models into `folder`; gives the library (None if nothing was compiled) and what became of each.
+
+    OBJECTS is a folder in which kernels are kept from batch to batch, all with the same flags.
+    """
     isa = isa or geometry.native()
     folder.mkdir(parents=True, exist_ok=True)
     results: list[Built] = []
@@ -80,7 +84,7 @@ def compile_batch(
         built.left = [(n.op_type, reasons.get(n.name, "not chosen")) for n in pieces.left]
         built.regions = len(pieces.regions)
         lowered.append(_Lowered(built, pieces))
-    library = _build(lowered, folder, optimize, isa)
+    library = _build(lowered, folder, _Builder(isa, tuple(optimize), objects))
     return library, results
 
 
@@ -92,7 +96,7 @@ def _lower(model: bytes, prefix: str, target: Target) -> Any:
     return pieces
 
 
-def _build(lowered: list[_Lowered], folder: Path, optimize: Sequence[str], isa: InstructionSet) -> Path | None:
+def _build(lowered: list[_Lowered], folder: Path, builder: _Builder) -> Path | None:
     """Emit and build. Models whose C++ is refused are blamed, left out, and the rest is built again."""
     digest = hashlib.sha256(str(folder).encode() + "".join(x.built.name for x in lowered).encode()).hexdigest()[:12]
     domain = f"opsmith.batch{digest}"
@@ -101,7 +105,7 @@ def _build(lowered: list[_Lowered], folder: Path, optimize: Sequence[str], isa: 
     for _ in range(4):
         if not any(x.cut.programs for x, _ in work):
             return None
-        complaint = _compile(_unit(work, domain), folder / "batch.cpp", optimize, library, isa)
+        complaint = builder.build(work, domain, library)
         if complaint is None:
             return library
         guilty = [(x, found) for x, _ in work if (found := _blame(x, complaint)) is not None]
@@ -136,24 +140,50 @@ def _convert(item: _Lowered, folder: Path, domain: str) -> list[Blob]:
     return blobs
 
 
-def _unit(work: Sequence[_Work], domain: str) -> str:
-    """One C++ file for all regions; an instance that several models use appears once."""
-    programs = [p for x, _ in work for p in x.cut.programs]
-    sources = emit_instances(instances(programs))
-    sources += [emit_region(p, plan_memory(p)) for p in programs]
-    regions = [r for x, _ in work for r in x.cut.regions]
-    sources.append(emit_registration(domain, regions, [Form(programs, [b for _, blobs in work for b in blobs])]))
-    return "\n".join(
-        f'#line 1 "{s.name}"\n' + re.sub(r'#include "instances.hpp"|#pragma once', "", s.text) for s in sources
-    )
+@dataclasses.dataclass
+class _Builder:
+    isa: InstructionSet
+    optimize: tuple[str, ...]
+    objects: Path | None
 
+    def build(self, work: Sequence[_Work], domain: str, library: Path) -> str | None:
+        """The compiler's complaint, or None. Every kernel appears once, whichever models use it."""
+        programs = [p for x, _ in work for p in x.cut.programs]
+        header, *kernels = emit_instances(instances(programs))
+        regions = [emit_region(p, plan_memory(p)) for p in programs]
+        blobs = [b for _, some in work for b in some]
+        cut_out = [r for x, _ in work for r in x.cut.regions]
+        regions.append(emit_registration(domain, cut_out, [Form(programs, blobs)]))
+        if self.objects is None:
+            return self._compile([header, *kernels, *regions], [], library)
+        kept = self._kept()
+        new = [k for k in kernels if k.name not in kept]
+        if new:
+            made = self.objects / f"{library.stem}.o"
+            if complaint := self._compile([header, *new], ["-c"], made):
+                return complaint
+            made.with_suffix(".names").write_text("\n".join(k.name for k in new), encoding="utf-8")
+            kept |= dict.fromkeys((k.name for k in new), made)
+        used = sorted({str(kept[k.name]) for k in kernels})
+        return self._compile([header, *regions], [*used, "-Wl,--gc-sections"], library)
 
-def _compile(text: str, source: Path, optimize: Sequence[str], library: Path, isa: InstructionSet) -> str | None:
-    """The compiler's complaint, or None."""
-    source.write_text(text, encoding="utf-8")
-    tool = find_compiler()
-    flags = [f for f in tool.flags(isa) if not f.startswith("-O")]
-    command = [*tool.command, *flags, *optimize, f"-I{KERNELS}", str(source)]
-    command += ["-shared", "-Wl,-z,nodelete", "-o", str(library), "-lm"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return None if result.returncode == 0 else result.stderr
+    def _kept(self) -> dict[str, Path]:
+        assert self.objects is not None
+        lists = sorted(self.objects.glob("*.names"))
+        return {name: names.with_suffix(".o") for names in lists for name in names.read_text("utf-8").splitlines()}
+
+    def _compile(self, sources: Sequence[Source], extra: Sequence[str], target: Path) -> str | None:
+        """One C++ file for all of them."""
+        text = "\n".join(
+            f'#line 1 "{s.name}"\n' + re.sub(r'#include "instances.hpp"|#pragma once', "", s.text) for s in sources
+        )
+        source = target.with_suffix(".cpp")
+        source.write_text(text, encoding="utf-8")
+        tool = find_compiler()
+        flags = [f for f in tool.flags(self.isa) if not f.startswith("-O")]
+        command = [*tool.command, *flags, *self.optimize, "-ffunction-sections", f"-I{KERNELS}", str(source), *extra]
+        command += ["-o", str(target)]
+        command += [] if "-c" in extra else ["-shared", "-Wl,-z,nodelete", "-lm"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        source.unlink()
+        return None if result.returncode == 0 else result.stderr

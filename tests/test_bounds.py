@@ -13,7 +13,9 @@ import onnx.parser
 import pytest
 
 from opsmith import bounds, store
+from opsmith.check.flops import flops
 from opsmith.errors import OpsmithError
+from opsmith.rewriter import rewrite_model
 
 HEAD = '<ir_version: 9, opset_import: ["": 18{}]>\ng (float[2,3] x) => (float[?,?] y) '
 
@@ -149,3 +151,39 @@ def test_what_onnx_itself_does_not_survive_is_refused_first(body: str, problem: 
     onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(OpsmithError, match=problem):
         store.open_model(tmp_path / "model.onnx")
+
+
+NEGATIVE = {
+    "Pad": "y = Pad(x, cut)",
+    "Conv": "y = Conv(x, filter)",
+    "MaxPool": "y = MaxPool<kernel_shape = [9]>(x)",
+    "ConvTranspose": "y = ConvTranspose<pads = [9, 9]>(x, one)",
+    "Split": "y, rest = Split<axis = 2>(x, parts)",
+    "Resize": "y = Resize(x, , scales)",
+}
+
+
+@pytest.mark.parametrize("op", NEGATIVE)
+def test_a_negative_size_does_not_end_the_process(op: str, tmp_path: Path) -> None:
+    """ONNX's inference aborts on a Slice of it."""
+    constants = """int64[1] begin = {-2}, int64[1] end = {99}, int64[1] axis = {2}, int64[6] cut = {0, 0, -4, 0, 0, -4},
+        float[1,1,9] filter = {1,1,1,1,1,1,1,1,1}, float[1,1,1] one = {1}, int64[2] parts = {-4, 7}, float[3] scales = {1, 1, -4}"""
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 18]> g (float[1,1,3] x) => (float[a,b,c] z) <'
+        + f"{constants}> {{ {NEGATIVE[op]} z = Slice(y, begin, end, axis) }}"
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    assert flops(tmp_path / "model.onnx", run=False).nodes  # without sizes
+    with pytest.raises(OpsmithError, match="negative size"):
+        rewrite_model(store.open_model(tmp_path / "model.onnx"), level=1)
+
+
+def test_sizes_stored_as_minus_one_can_be_sliced(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 18]> g (float[n,3] x) => (float[m,3] z) <int64[1] begin = {-2}, int64[1] end = {99}>'
+        "{ z = Slice(x, begin, end) }"
+    )
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    onnx.save(model, tmp_path / "model.onnx")
+    assert len(flops(tmp_path / "model.onnx", run=False).nodes) == 1
+    rewrite_model(store.open_model(tmp_path / "model.onnx"), level=3)

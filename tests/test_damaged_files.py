@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
@@ -224,6 +225,27 @@ def test_a_tensor_that_is_too_short_is_refused(tmp_path: Path) -> None:
         onnx.save(proto, tmp_path / "m.onnx")
         with pytest.raises(OpsmithError, match="the file has"):
             store.open_model(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("kind", [T.INT32, T.FLOAT16, T.UINT8, T.UINT64, T.INT4, T.STRING, T.COMPLEX64])
+def test_numbers_in_any_field_are_as_many_as_the_dims_say(kind: int, tmp_path: Path) -> None:
+    values = ["a", "b", "c"] if kind == T.STRING else [1, 2, 3]
+    proto = malformed(h.make_node("Identity", ["w"], ["y"]), [4])
+    proto.graph.initializer.append(h.make_tensor("w", kind, [3], values))
+    onnx.save(proto, tmp_path / "m.onnx")
+    store.check_external_data(tmp_path / "m.onnx")
+    proto.graph.initializer[0].dims[0] = 5
+    onnx.save(proto, tmp_path / "m.onnx")
+    with pytest.raises(OpsmithError, match="the file has"):
+        store.open_model(tmp_path / "m.onnx")
+
+
+def test_numbers_in_the_field_of_another_type_are_refused(tmp_path: Path) -> None:
+    proto = malformed(h.make_node("Identity", ["w"], ["y"]), [4])
+    proto.graph.initializer.append(onnx.TensorProto(name="w", data_type=T.FLOAT16, dims=[2], uint64_data=[1, 2]))
+    onnx.save(proto, tmp_path / "m.onnx")
+    with pytest.raises(OpsmithError, match="has 0 of its type"):
+        store.open_model(tmp_path / "m.onnx")
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

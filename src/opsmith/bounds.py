@@ -3,16 +3,22 @@
     check_calls    functions that call each other without end, or so often that nobody could ever inline them; text and shapes
                    that ONNX's own inference does not survive
     check_values   values that would not fit into this machine's memory
-    infer_shapes   ONNX's shape inference, which follows the elements of shape vectors only while they are short
+    infer_shapes   ONNX's shape inference, which follows the elements of shape vectors only while they are short, in a process of its
+                   own where it may abort
 
 The budgets of folding (rewriter/passes) and of shape arithmetic (analysis) stand where that is done.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import functools
 import math
+import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import onnx
 import onnx.numpy_helper
@@ -88,7 +94,7 @@ def check_values(proto: onnx.ModelProto, what: str) -> None:
             tensor.ClearField("raw_data")
             tensor.data_location = onnx.TensorProto.EXTERNAL
     try:
-        inferred = onnx.shape_inference.infer_shapes(proto)
+        inferred = _infer(proto)
     except Exception:  # stale or wrong shapes: ONNX Runtime will say so, or does not mind
         return
     for name, dims in _sizes(inferred.graph):
@@ -99,10 +105,45 @@ def check_values(proto: onnx.ModelProto, what: str) -> None:
 
 def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """A copy with the shapes that ONNX can infer. It keeps every element of a vector as an object of its own."""
-    inferred = onnx.shape_inference.infer_shapes(proto)
+    inferred = _infer(proto)
     if sum(dims[0] for _, dims in _sizes(inferred.graph) if len(dims) == 1) > FOLLOWED:
         return inferred
-    return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    return _infer(proto, data_prop=True)
+
+
+def _infer(proto: onnx.ModelProto, data_prop: bool = False) -> onnx.ModelProto:
+    """A Slice of a negative size, as a window makes that is larger than its image, aborts the process that infers."""
+    infer = functools.partial(onnx.shape_inference.infer_shapes, data_prop=data_prop)
+    if sys.platform == "win32" or not _slices(proto):
+        return infer(proto)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where it says that it aborts
+            faulthandler.disable()
+            with os.fdopen(writer, "wb") as pipe:
+                pipe.write(infer(proto).SerializeToString())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        inferred = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if status:
+        raise OpsmithError("ONNX cannot infer the model's shapes: a size is negative, or two do not fit")
+    return onnx.ModelProto.FromString(inferred)
+
+
+def _slices(message: Any) -> bool:
+    """Whether there is a Slice in a model, its functions or the graphs in it."""
+    nodes = (
+        message.node
+        if hasattr(message, "node")
+        else (*message.graph.node, *(n for f in message.functions for n in f.node))
+    )
+    return any(n.op_type == "Slice" or any(_slices(g) for a in n.attribute for g in (a.g, *a.graphs)) for n in nodes)
 
 
 _SMALL = 4096  # bytes; larger weights are no shapes

@@ -258,7 +258,20 @@ def read_proto(path: Path) -> onnx.ModelProto:
         raise OpsmithError(f"{path} is not an ONNX model (it does not parse)") from error
     if not proto.HasField("graph") or not proto.opset_import:
         raise OpsmithError(f"{path} is not an ONNX model (no graph or no opset in it)")
+    _forget_negative_dims(proto.graph)
     return proto
+
+
+def _forget_negative_dims(graph: onnx.GraphProto) -> None:
+    """As unknown_dims; ONNX's own inference computes with negative sizes."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:
+                dim.Clear()
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                _forget_negative_dims(inner)
 
 
 def check_external_data(path: Path) -> None:
@@ -307,7 +320,6 @@ def external_files(path: Path) -> set[Path]:
 def _external_needs(path: Path, mtime: int, size: int) -> dict[str, tuple[int, str]]:
     """location -> (the bytes it must have, the tensor that ends there). MTIME and SIZE only make the cache notice."""
     proto = read_proto(path)
-    bounds.check_calls(proto, str(path))
     spans: dict[str, list[tuple[int, int, str]]] = {}
     for tensor in tensors(proto):
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
@@ -321,15 +333,22 @@ def _external_needs(path: Path, mtime: int, size: int) -> dict[str, tuple[int, s
             raise OpsmithError(f"{path}: tensor {tensor.name!r} points outside the model's folder ({location!r})")
         start, end = _span(path, tensor, entries)
         spans.setdefault(location, []).append((start, end, tensor.name))
+    bounds.check_calls(proto, str(path))
     for location, taken in spans.items():
         _refuse_overlap(path, location, sorted(taken))
     return {location: max((end, name) for _, end, name in taken) for location, taken in spans.items()}
 
 
-_PLAIN = {
+# Where the numbers of a tensor are if they are not raw bytes; of every other type they are in int32_data.
+_FIELDS = {
     onnx.TensorProto.FLOAT: "float_data",
+    onnx.TensorProto.COMPLEX64: "float_data",
     onnx.TensorProto.INT64: "int64_data",
     onnx.TensorProto.DOUBLE: "double_data",
+    onnx.TensorProto.COMPLEX128: "double_data",
+    onnx.TensorProto.UINT32: "uint64_data",
+    onnx.TensorProto.UINT64: "uint64_data",
+    onnx.TensorProto.STRING: "string_data",
 }
 
 
@@ -346,9 +365,17 @@ def _check_embedded(path: Path, tensor: onnx.TensorProto) -> None:
             if len(tensor.raw_data) != needed:
                 have = len(tensor.raw_data)
                 raise OpsmithError(f"{path}: tensor {tensor.name!r} takes {needed} bytes, the file has {have}")
-    elif (field := _PLAIN.get(tensor.data_type)) and len(getattr(tensor, field)) != count:
-        have = len(getattr(tensor, field))
-        raise OpsmithError(f"{path}: tensor {tensor.name!r} has {count} elements, the file has {have}")
+        return
+    needed = count
+    if tensor.data_type in (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128):
+        needed = 2 * count
+    elif tensor.data_type != onnx.TensorProto.STRING:
+        with contextlib.suppress(ValueError, TypeError):
+            bits = ir.DataType(tensor.data_type).bitwidth
+            needed = count if bits >= 8 else (count * bits + 7) // 8  # some elements to a byte, a byte to a number
+    have = len(getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data")))
+    if have != needed:
+        raise OpsmithError(f"{path}: tensor {tensor.name!r} has {count} elements, the file has {have} of its type")
 
 
 def _span(path: Path, tensor: onnx.TensorProto, entries: Mapping[str, str]) -> tuple[int, int]:

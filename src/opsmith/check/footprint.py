@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 import onnx
 import onnx_ir as ir
 
+from opsmith import bounds
+
 _SMALL = 4096  # bytes; larger constants are no shapes
 
 
@@ -32,7 +34,7 @@ def largest_value(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> int:
             dims = [int(d) for d in tensor.shape.numpy()]
             proto.graph.input.append(onnx.helper.make_tensor_value_info(name, int(tensor.dtype), dims))
     try:
-        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        inferred = bounds.infer_shapes(proto)
     except Exception:  # stale or wrong shapes: whoever runs the model will see
         return 0
     largest = 0

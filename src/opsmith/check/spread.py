@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from opsmith import session
+from opsmith import bounds, session
 from opsmith.check.inputs import Array
 from opsmith.errors import OpsmithError
 
@@ -140,7 +140,7 @@ def _shaken(seed: int) -> Callable[[onnx.ModelProto], None]:
     """An edit that multiplies what enters each step by 1 plus or minus a few ulps."""
 
     def edit(proto: onnx.ModelProto) -> None:
-        inferred = onnx.shape_inference.infer_shapes(proto)
+        inferred = bounds.infer_shapes(proto)
         kinds: dict[str, int] = {}
         _collect(inferred.graph, kinds)
         _shake(proto.graph, kinds, np.random.default_rng(seed))

@@ -292,12 +292,14 @@ void reduce(const Pool& pool, i64 outer, i64 axis, i64 inner, const T* x, TY* y)
 
 namespace detail {
 
-// Is a the better answer than b, where b comes earlier? NaN beats everything, as in numpy.
+// Is a the better answer than b, where b comes earlier? As in ONNX Runtime, NaN beats nothing, and nothing beats a NaN that comes
+// first. Of numbers or of vectors of them.
 template <bool Largest, bool Last, class T>
-OPSMITH_INLINE bool better(T a, T b) {
-  if (b != b) return Last && a != a;
-  if (a != a) return true;
-  return Largest ? a > b || (Last && a == b) : a < b || (Last && a == b);
+OPSMITH_INLINE auto better(T a, T b) {
+  if constexpr (Largest)
+    return Last ? a >= b : a > b;
+  else
+    return Last ? a <= b : a < b;
 }
 
 template <class T>
@@ -313,11 +315,15 @@ template <bool Largest, bool Last, class T>
 inline i64 arg_run(const T* x, i64 n) {
   using Op = std::conditional_t<Largest, op::Max, op::Min>;
   const float m = static_cast<float>(reduce_run<Op, false>(x, n, 0));
-  const i64 step = Last ? -1 : 1;
-  for (i64 k = 0, i = Last ? n - 1 : 0; k < n; ++k, i += step) {
-    const float v = to_float(x[i]);
-    if (v == m || (m != m && v != v)) return i;
+  if (m != m) {
+    i64 best = 0;
+    for (i64 i = 1; i < n; ++i)
+      if (better<Largest, Last>(to_float(x[i]), to_float(x[best]))) best = i;
+    return best;
   }
+  const i64 step = Last ? -1 : 1;
+  for (i64 k = 0, i = Last ? n - 1 : 0; k < n; ++k, i += step)
+    if (to_float(x[i]) == m) return i;
   return 0;
 }
 
@@ -329,8 +335,7 @@ inline void arg_columns(const T* in, i64 axis, i64 inner, i64 count, int64_t* y)
     I at{};
     for (i64 a = 1; a < axis; ++a) {
       const F v = load(in + a * inner + l, lanes);
-      I wins = Largest ? (Last ? v >= best : v > best) : (Last ? v <= best : v < best);
-      wins |= Last ? v != v : (v != v) & (best == best);
+      const I wins = better<Largest, Last>(v, best);
       best = select(wins, v, best);
       at = (splat(static_cast<int32_t>(a)) & wins) | (at & ~wins);
     }

@@ -33,7 +33,7 @@ def simplify(model: ir.Model, raise_opset: bool = False) -> None:
     """Inline, fold, infer sizes, merge duplicates, remove dead code; in place. The rules want opset 17 or later."""
     try:
         common.InlinePass(criteria=lambda f: f.domain != DOMAIN)(model)
-    except ir.passes.PreconditionError as error:
+    except (ir.passes.PreconditionError, ValueError) as error:  # the latter: written for another opset
         raise OpsmithError(f"its functions cannot be inlined: {error.__cause__ or error}") from error
     if raise_opset:
         with quiet():
@@ -57,7 +57,7 @@ def fold(model: ir.Model) -> None:
         last[:] = [node]
         return False if node in cannot or node.op_type == "Einsum" else _should_fold(node)
 
-    folding = optimizer._constant_folding.FoldConstantsPass(
+    folding = _Folding(
         shape_inference=True, input_size_limit=FOLD_LIMIT, output_size_limit=FOLD_LIMIT, should_fold=should_fold
     )
     with quiet():
@@ -70,10 +70,30 @@ def fold(model: ir.Model) -> None:
                     return
                 cannot.add(last[0])
                 continue
+            _refuse_negative_sizes(model)
             _plain_constants(model)
             common.RemoveUnusedNodesPass()(model)
             if not small_rules.apply(model) and not changed:
                 break
+
+
+class _Folding(optimizer._constant_folding.FoldConstantsPass):  # type: ignore[misc]
+    """ONNX's inference aborts the process on a Slice of a negative size."""
+
+    def _do_inference(self, node: ir.Node) -> None:
+        if node.op_type != "Slice" or not any(_negative(value) for value in node.inputs):
+            super()._do_inference(node)
+
+
+def _negative(value: ir.Value | None) -> bool:
+    return value is not None and value.shape is not None and any(isinstance(d, int) and d < 0 for d in value.shape)
+
+
+def _refuse_negative_sizes(model: ir.Model) -> None:
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            if _negative(value):
+                raise OpsmithError(f"{node.op_type} makes {value.name!r} with a negative size: {value.shape}")
 
 
 def _plain_constants(model: ir.Model) -> None:

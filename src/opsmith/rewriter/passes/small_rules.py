@@ -16,7 +16,7 @@ from onnx_ir.passes.common import NameFixPass
 from onnxscript.rewriter import RewriteRule
 from onnxscript.rewriter.rules import common as rules
 
-from opsmith.rewriter.rule import rank_of, tensor_of
+from opsmith.rewriter.rule import rank_of, register, tensor_of
 
 _BY_OP: dict[str, tuple[RewriteRule, ...]] = {
     "Cast": (rules.no_op_cast_rule, rules.cast_cast_rule, rules.cast_constant_of_shape_rule),
@@ -59,7 +59,7 @@ def apply(model: ir.Model) -> bool:
             if rewritten is None:
                 continue
             for value in rewritten.new_initializers:
-                graph.register_initializer(value)
+                register(graph, value)
             ir.convenience.replace_nodes_and_values(
                 graph, node, rewritten.match.nodes, rewritten.new_nodes, rewritten.match.outputs, rewritten.new_outputs
             )
