@@ -125,6 +125,12 @@ class VerifyResult:
     def __bool__(self) -> bool:
         return self.ok
 
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: without the arrays that failed cases were fed with."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        cases = [{"name": c.name, "dims": c.dims, "outputs": c.outputs, "problem": c.problem} for c in self.cases]
+        return {"ok": self.ok, **fields, "cases": cases}
+
     @property
     def problems(self) -> list[str]:
         problems = []

@@ -104,6 +104,22 @@ class CompileResult:
         """Nodes of the source that no longer run in ONNX Runtime."""
         return self.nodes - len(self.left)
 
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; docs/json.md says what the keys mean."""
+        return {
+            "written": self.variant,
+            "nodes": self.nodes,
+            "native": self.native,
+            "regions": self.regions,
+            "left": [{"op": op, "node": node, "why": why} for op, node, why in self.left],
+            "judged": None if self.judged is None else self.judged.to_dict(),
+            "timing": None if self.timing is None else self.timing.to_dict(),
+            "verified": self.verified,
+            "tuning": None if self.tuning is None else self.tuning.to_dict(),
+            "remarks": self.remarks,
+            "seconds": self.seconds,
+        }
+
 
 def compile(
     src: ModelLike,

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opsmith import session, store
 from opsmith.check.verify import VerifyResult, verify
 from opsmith.measure import profile as profiling
-from opsmith.measure.bench import BenchResult, bench, finite
+from opsmith.measure.bench import BenchResult, bench
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,16 +42,15 @@ class CompareResult:
         rows = [(op, self.a.ops.get(op, 0), self.b.ops.get(op, 0)) for op in names]
         return sorted((r for r in rows if r[1] != r[2]), key=lambda r: (-abs(r[2] - r[1]), r[0]))
 
-    def to_json(self) -> str:
-        data: dict[str, Any] = {
+    def to_dict(self) -> dict[str, Any]:
+        return {
             "a": dataclasses.asdict(self.a),
             "b": dataclasses.asdict(self.b),
             "verified": self.verified.ok,
             "outputs": [dataclasses.asdict(check) for check in self.verified.worst],
             "bench": self.bench.to_dict(),
-            **json.loads(profiling.to_json(self.profiles)),
+            **profiling.to_dict(self.profiles),
         }
-        return json.dumps(finite(data), indent=2)
 
 
 def compare(
