@@ -52,7 +52,7 @@ def test_the_page_lists_the_keys() -> None:
     new = f"{head}<!-- keys -->\n\n" + "\n".join(lines)
     if os.environ.get("OPSMITH_UPDATE_DOCS"):
         PAGE.write_text(new, encoding="utf-8")
-    assert page == new
+    assert PAGE.read_text(encoding="utf-8") == new
 
 
 def run(capfd: pytest.CaptureFixture[str], *args: object) -> tuple[int, str]:

@@ -78,7 +78,7 @@ def _show_facts(info: ModelInfo) -> None:
     facts.show_header = False
     facts.add_row("model", info.path or "in memory")
     facts.add_row("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in info.opsets.items()))
-    facts.add_row("parameters", f"{info.parameters:,}")
+    facts.add_row("parameters", "packed for the library" if info.parameters is None else f"{info.parameters:,}")
     if info.size is not None:
         external = f" with {', '.join(info.external)}" if info.external else ""
         facts.add_row("on disk", units.size(info.size) + external)

@@ -18,7 +18,7 @@ ORDER = 50
 JSON = {
     "ok": "whether all cases agree",
     "cases": "each set of inputs: its name, dims, and per output the errors and tolerances",
-    "dropped": "shapes that A itself refuses, and why",
+    "dropped": "inputs that A refuses or B was not made for, and why",
     "parting": "with --bisect: the first value that differs, its nodes in A and B, its errors",
     "note": "what --bisect could not do",
     "unchecked": "why nothing was compared, if so",
@@ -95,7 +95,7 @@ def _print(result: VerifyResult) -> None:
         table.add_row(console.escape(name), check.dtype, *_figures(check), verdict)
     console.show(table)
     for dropped in result.dropped:
-        console.say(f"[yellow]shape dropped, the reference refuses it:[/] {console.escape(dropped)}")
+        console.say(f"[yellow]left out:[/] {console.escape(dropped)}")
     if result.unchecked:
         console.say(f"[yellow]not checked:[/] A runs on none of the inputs tried: {console.escape(result.unchecked)}")
         console.say("give --input, --shape or test data")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from opsmith import machine, progress, session, settings, store
@@ -19,7 +20,7 @@ from opsmith.check.feed import Given, Judged, judged_feed
 from opsmith.check.inputs import Fixed
 from opsmith.check.verify import VerifyResult
 from opsmith.compiler import geometry, keep, tune
-from opsmith.compiler.build import Compiler, build, find_compiler
+from opsmith.compiler.build import BUILD_SCRIPT, Compiler, build, find_compiler, write_buildable
 from opsmith.compiler.convert import Blob, replace_regions, save_converted, seal_weights, write_weights
 from opsmith.compiler.cut import Cut, HandedBack, cut
 from opsmith.compiler.emit import Source as SourceFile
@@ -198,6 +199,7 @@ def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> It
             pieces, tuning = tuned(pieces, request, target, handed_back)
             clock.lap("tune")
             attempt = build_attempt(pieces, request, draft, number, clock)
+            _give_test_data(path, request, attempt.draft, judged)
             attempt.result.tuning, attempt.result.judged = tuning, judged
             attempt.result.remarks += remarks
             number += 1
@@ -291,7 +293,9 @@ def finish(best: Attempt | None, request: Request, draft: Draft) -> CompileResul
 def record(draft: Draft, best: Attempt, request: Request) -> None:
     """Provenance: what was compiled, for which CPU, with which algorithms, how exact and how fast it was measured to be."""
     result = best.result
-    library = next(draft.folder.glob("lib*.so"), None)
+    library = _library(draft, best.domain)
+    if request.tool is None:
+        result.remarks.append(f"not built: {draft.source_folder.name}/{BUILD_SCRIPT} beside it does that")
     draft.record["compiled"] = _facts(best.cut, result, best.domain, library, request.tool)
     if result.verified is not None:
         worst = result.verified.worst
@@ -344,7 +348,6 @@ def build_attempt(pieces: Cut, request: Request, draft: Draft, number: int, cloc
     store.write_origins(own.path, {p.name: [list(c.origins) for c in p.calls] for p in pieces.programs})
     clock.lap("build")
     save_converted(replace_regions(pieces.source, pieces.regions, blobs, domain, data), own.path, data)
-    _copy_test_data(request.src, own)
     attempt = Attempt(own, pieces, result, blobs, domain)
     own.record["compiled"] = _facts(pieces, result, domain, library, request.tool)
     own.write_record()  # sessions find the library through it
@@ -412,15 +415,17 @@ def emit(pieces: Cut, blobs: list[Blob]) -> tuple[list[SourceFile], str]:
 def make_library(
     sources: list[SourceFile], domain: str, draft: Draft, tool: Compiler | None, isa: geometry.InstructionSet
 ) -> Path:
-    library = draft.folder / f"lib{draft.path.stem}_{domain.rsplit('.', 1)[1]}.so"
+    library = _library(draft, domain)
     folder = draft.source_folder
     if tool is None:
-        folder.mkdir()
-        for source in sources:
-            (folder / source.name).write_text(source.text, encoding="utf-8")
+        write_buildable(sources, folder, library, isa)
         return library
     with progress.task("compiling kernels", sum(s.compiled for s in sources)) as step:
         return build(sources, folder, library, compiler=tool, isa=isa, on_step=lambda _: step())
+
+
+def _library(draft: Draft, domain: str) -> Path:
+    return draft.folder / f"lib{draft.path.stem}_{domain.rsplit('.', 1)[1]}.so"
 
 
 def check(source: Path, attempt: Attempt, request: Request) -> VerifyResult:
@@ -484,6 +489,20 @@ def _measured(result: CompileResult) -> dict[str, Any]:
 
 def _parent(src: ModelLike) -> ModelLike | None:
     return None if isinstance(src, ir.Model) else src
+
+
+def _give_test_data(source: Path, request: Request, draft: Draft, judged: Judged | None) -> None:
+    """The source's test data; fresh data where --shape asks for another size than it has."""
+    sizes = [{n: np.shape(a) for n, a in data.inputs.items()} for data in store.read_test_data(source)]
+    if not request.shapes or not sizes:
+        _copy_test_data(request.src, draft)
+    elif judged is not None and judged.feed is not None:
+        if all(size == {n: np.shape(a) for n, a in judged.feed.items()} for size in sizes):
+            _copy_test_data(request.src, draft)
+            return
+        running = session.load(source, optimize=False)
+        names = [o.name for o in running.get_outputs()]
+        store.write_test_data(draft.folder, judged.feed, dict(zip(names, session.run(running, judged.feed))))
 
 
 def _copy_test_data(src: ModelLike, draft: Draft) -> None:

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -57,7 +58,7 @@ class Compiler:
         return [*self.command, *self.flags(isa), *inputs]
 
     def flags(self, isa: InstructionSet) -> list[str]:
-        flags = [*FLAGS, *(["-march=native"] if isa == geometry.native() else isa.flags), isa.choice]
+        flags = [*FLAGS, *machine_flags(isa)]
         if self.name == "zig":
             flags += ["-x", "c++", "-fno-sanitize=all"]  # zig turns UBSan traps on by default
         return flags
@@ -70,6 +71,43 @@ class Compiler:
         if self.name == "zig":
             command = [*self.command, "-nostdlib++"]
         return [*command, *LINK_FLAGS, *(str(o) for o in objects), "-o", str(target), "-lm"]
+
+
+def machine_flags(isa: InstructionSet) -> list[str]:
+    return [*(["-march=native"] if isa == geometry.native() else isa.flags), isa.choice]
+
+
+def write_buildable(sources: Sequence[Source], folder: Path, library: Path, isa: InstructionSet) -> None:
+    """Write the sources, the kernel headers that they include, and a script that builds LIBRARY from them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in sources:
+        (folder / source.name).write_text(source.text, encoding="utf-8")
+    shutil.copytree(KERNELS, folder / "kernels", ignore=lambda _, names: [n for n in names if not n.endswith(".hpp")])
+    script = folder / BUILD_SCRIPT
+    script.write_text(
+        _SCRIPT.format(
+            library=library.name,
+            flags=shlex.join((*FLAGS, *machine_flags(isa))),
+            link=" ".join(LINK_FLAGS),
+            files=" ".join(source.name for source in sources if source.compiled),
+        ),
+        encoding="utf-8",
+    )
+    script.chmod(0o755)
+
+
+BUILD_SCRIPT = "build.sh"
+_SCRIPT = """#!/bin/sh
+# Builds ../{library}, which ../opsmith.json names. With clang: CXX=clang++ CC=clang sh build.sh
+set -e
+cd "$(dirname "$0")"
+objects=$(mktemp -d)
+trap 'rm -rf "$objects"' EXIT
+for file in {files}; do
+  "${{CXX:-g++}}" {flags} -Ikernels -I. -c "$file" -o "$objects/${{file%.cpp}}.o"
+done
+"${{CC:-gcc}}" {link} "$objects"/*.o -o "../{library}" -lm
+"""
 
 
 def find_compiler(wanted: str | None = None) -> Compiler:

@@ -164,12 +164,19 @@ def find_candidates(
 
 
 def expand(where: store.PathLike | store.Variant) -> list[Path]:
-    """The model files that a path means; a model folder means all its variants."""
+    """The model files that a path means; a model folder means all its variants that can run."""
     if not isinstance(where, store.Variant):
         path = Path(where)
         if path.is_dir() and not list(path.glob("*.onnx")) and (inside := store.variants(path)):
-            return [variant.path for variant in inside]
+            return [variant.path for variant in inside if store.is_built(variant.path)]
     return [store.find_model(where)]
+
+
+def _unbuilt(paths: Sequence[store.PathLike | store.Variant]) -> list[str]:
+    folders = [Path(p) for p in paths if not isinstance(p, store.Variant) and Path(p).is_dir()]
+    return [
+        v.name for f in folders if not list(f.glob("*.onnx")) for v in store.variants(f) if not store.is_built(v.path)
+    ]
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
@@ -277,7 +284,7 @@ def bench(
     threads = settings.get(threads=threads).threads or machine.cores()
     feed, origin = choose_inputs(candidates[0].path, shapes, seed, inputs)
     started = time.monotonic()
-    notes: list[str] = []
+    notes = [f"{name} was left out: it is not built yet" for name in _unbuilt(paths)]
     with tempfile.TemporaryDirectory(prefix="opsmith-bench-") as folder:
         store.write_test_data(Path(folder) / "inputs", feed, {})
         tracks = [_Track(candidate) for candidate in candidates]

@@ -17,6 +17,7 @@ from opsmith import session, store
 from opsmith.check.verify import VerifyResult, verify
 from opsmith.measure import profile as profiling
 from opsmith.measure.bench import BenchResult, bench
+from opsmith.measure.inspect import parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +93,6 @@ def graph_facts(model: store.PathLike | store.Variant) -> GraphFacts:
     ops = collections.Counter(
         n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}.{n.op_type}" for n in opened.graph
     )
-    sizes = [v.const_value.size for v in opened.graph.initializers.values() if v.const_value is not None]
-    parameters = None if store.libraries(store.find_model(model)) else sum(sizes)
-    return GraphFacts(len(opened.graph), parameters, session.size_on_disk(store.find_model(model)), dict(ops))
+    path = store.find_model(model)
+    count = None if store.is_packed(path) else parameters(opened)
+    return GraphFacts(len(opened.graph), count, session.size_on_disk(path), dict(ops))
