@@ -17,7 +17,7 @@ import pytest
 from small_models import mlp, save
 from test_cli import commands
 
-from opsmith.cli import main, modules
+from opsmith.cli import imagine, main, modules
 from opsmith.measure import units
 from opsmith.plain import plain
 
@@ -81,7 +81,7 @@ CALLS: list[tuple[str, list[Any]]] = [
     ("optimize", ["{}/original", "{}/rewritten", "--quick"]),
     ("compile", ["{}/original", "{}/again", "--regions", "all"]),
     ("quantize", ["{}/original", "{}/int8", "--method", "fp16", "--samples", "1"]),
-    ("distill", ["{}/original", "{}/../parts", "--function", "MatMul", "--max", "1"]),
+    ("distill", ["{}/original", "{}/../parts", "--function", "MatMul", "--name", "product", "--max", "1"]),
     ("weights", ["{}/compiled", "{}/original", "{}/swapped"]),
     ("tune", ["--show"]),
     ("doctor", []),
@@ -95,6 +95,8 @@ def test_json_has_the_documented_keys(
     code, out = run(capfd, verb, *(a.format(folder) for a in args), "--json")
     assert code == 0
     assert set(json.loads(out)) == set(documented()[verb])
+    if verb == "distill":
+        assert (folder.parent / "parts" / "product_0" / "original").is_dir()
 
 
 def test_quiet_prints_the_path_that_was_written_and_nothing_else(
@@ -146,3 +148,36 @@ def test_plain_data_has_no_infinity() -> None:
     }
     with pytest.raises(TypeError, match="no plain form"):
         plain(np.zeros(2))
+
+
+def test_an_unknown_variable_or_setting_is_an_error_of_every_command(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for verb in ("inspect", "verify"):
+        monkeypatch.setenv("OPSMITH_THREAD", "2")
+        assert run(capfd, verb, folder / "original") == (2, "")
+        monkeypatch.delenv("OPSMITH_THREAD")
+    (tmp_path / "config.toml").write_text("thread = 2\n")
+    monkeypatch.setenv("OPSMITH_CONFIG", str(tmp_path / "config.toml"))
+    assert run(capfd, "inspect", folder / "original") == (2, "")
+
+
+def test_compiling_what_is_compiled_says_so(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compile", str(folder / "compiled"), str(folder / "twice")])
+    assert re.search(r"is compiled already: .*\(compile what it was made from: .*original", capfd.readouterr().err)
+    assert not (folder / "twice").exists()
+
+
+@pytest.mark.parametrize(
+    ("done", "n", "batch", "words"),
+    [
+        (1, 1, 1, "step 1 of 4"),
+        (4, 2, 1, "picture 1 of 2, step 4 of 4"),
+        (5, 2, 1, "picture 2 of 2, step 1 of 4"),
+        (2, 3, 2, "pictures 1 to 2 of 3, step 2 of 4"),
+        (5, 3, 2, "picture 3 of 3, step 1 of 4"),
+    ],
+)
+def test_steps_are_counted_per_picture(done: int, n: int, batch: int, words: str) -> None:
+    assert imagine._place(done, 4 * -(-n // batch), n, batch) == words

@@ -23,6 +23,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 import typer.core
 
+from opsmith import settings
 from opsmith._version import __version__
 from opsmith.cli import console
 from opsmith.errors import OpsmithError
@@ -119,6 +120,8 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         wanted = {name: kwargs.pop(name) for name in _COMMON}
         # --quiet and --verbose may stand before the command, too
+        if command.__module__ != f"{__name__}.doctor":  # which tells about them
+            settings.get()  # a wrong key or variable is an error everywhere
         console.configure(**{name: on or (name != "as_json" and getattr(console, name)) for name, on in wanted.items()})
         return command(*args, **kwargs)
 

@@ -33,6 +33,7 @@ def command(
     function: Annotated[str | None, typer.Option(help="Cut every call of this function or operator.")] = None,
     nodes: Annotated[str | None, typer.Option(help="Cut what lies between two nodes: FIRST..LAST.")] = None,
     pattern: Annotated[str | None, typer.Option(help="Cut what this rewrite rule would replace.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of the folders: NAME_0, NAME_1; what was cut by default.")] = None,
     most: Annotated[int, typer.Option("--max", help="How many occurrences to write, different ones first.")] = 4,
     light: Annotated[bool, typer.Option("--light", help="Random weights of the same statistics.")] = False,
     shape: Annotated[
@@ -52,6 +53,7 @@ def command(
         function=function,
         nodes=nodes,
         pattern=pattern,
+        name=name,
         max=most,
         light=light,
         shapes=fixed,

@@ -80,7 +80,10 @@ def command(
             nonlocal before
             now = time.perf_counter()
             # Schedulers and start pictures change how many steps there are, so the bar counts percents.
-            step(f"step {done} of {total}, {now - before:.2f} s", 100 * done // total - 100 * (done - 1) // total)
+            step(
+                f"{_place(done, total, n, batch)}, {now - before:.2f} s",
+                100 * done // total - 100 * (done - 1) // total,
+            )
             before = now
 
         made = app.generate(
@@ -115,6 +118,16 @@ def command(
     console.answer(told, lambda: _print(told), written=written)
 
 
+def _place(done: int, total: int, n: int, batch: int) -> str:
+    """Which step of which picture the DONE-th of all TOTAL steps is."""
+    groups = -(-n // batch)  # pictures that are made together
+    each = total // groups
+    group, step = divmod(done - 1, each)
+    first, last = group * batch + 1, min(n, (group + 1) * batch)
+    which = f"picture {first}" if first == last else f"pictures {first} to {last}"
+    return f"{which} of {n}, step {step + 1} of {each}" if n > 1 else f"step {step + 1} of {each}"
+
+
 def _print(told: dict[str, Any]) -> None:
     for picture in told["pictures"]:
         print(picture["file"])
@@ -123,9 +136,14 @@ def _print(told: dict[str, Any]) -> None:
     times = sorted(told["step_seconds"])
     used = ", ".join(f"{k} {v}" for k, v in told["variants"].items() if k != "vae_encoder")
     console.remark(
-        f"{len(times)} steps, median {times[len(times) // 2]:.3f} s; {told['seconds']:.1f} s in all; "
+        f"{_steps(told)}, median {times[len(times) // 2]:.3f} s; {told['seconds']:.1f} s in all; "
         f"peak memory {size(told['peak_memory'])}; {used}"
     )
+
+
+def _steps(told: dict[str, Any]) -> str:
+    count, pictures = len(told["step_seconds"]), len(told["pictures"])
+    return f"{count} steps" if pictures == 1 else f"{count} steps for {pictures} pictures"
 
 
 def _starter() -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from opsmith import machine, progress, session, settings, store
@@ -146,6 +147,7 @@ def compile(
     request = Request(src, dest, regions, chosen.search, strict, shapes, inputs, verify, tool, precise, cpu)
     if chosen.search and not request.runs_here:
         raise OpsmithError(f"kernels for {cpu} cannot be measured on this CPU", "compile for it with --search 0")
+    _check_not_compiled(src)
     clock = Clock()
     source = prepare(load(src, shapes))
     clock.lap("rewrite")
@@ -159,6 +161,16 @@ def compile(
         result = finish(best, request, draft)
     result.variant = Variant(store.find_model(dest))
     return result
+
+
+def _check_not_compiled(src: ModelLike) -> None:
+    if isinstance(src, (ir.Model, onnx.ModelProto)):
+        return
+    path = store.find_model(src)
+    if store.is_packed(path):
+        parent = store.read_record(path).get("parent")
+        hint = f"compile what it was made from: {parent}" if parent else "compile the model it was made from"
+        raise OpsmithError(f"{path} is compiled already: its nodes are inside its library", hint)
 
 
 # --- one attempt after the other ---
