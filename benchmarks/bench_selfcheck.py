@@ -73,11 +73,11 @@ def main() -> int:
                     atol=1e9,
                 )
                 entry = result.entries[1]
-                ratio = entry.ratio
-                right = ratio.low <= 1.0 <= ratio.high if title == "identical" else ratio.low > 1.0
+                ratio = entry.speedup
+                right = ratio.low <= 1.0 <= ratio.high if title == "identical" else ratio.high < 1.0
                 found[title].append(
                     {
-                        "ratio": ratio.value,
+                        "speedup": ratio.value,
                         "low": ratio.low,
                         "high": ratio.high,
                         "right": right,

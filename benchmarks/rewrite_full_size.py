@@ -108,9 +108,9 @@ def not_slower(folder: Path, name: str, exporter: str) -> bool:
             opsmith.optimize(folder, path, level, "ort-cpu" if level == 3 else "portable", check=False, timing=False)
         result = opsmith.bench([folder, *levels], shapes=SIZES[name], rtol=1e-3, atol=1e-4, seconds=12)
     text = ", ".join(
-        f"{e.label} {e.ratio.value:.3f} ({e.ratio.low:.3f} to {e.ratio.high:.3f})" for e in result.entries[1:]
+        f"{e.label} {e.speedup.value:.3f} ({e.speedup.low:.3f} to {e.speedup.high:.3f})" for e in result.entries[1:]
     )
-    slower = [e.label for e in result.entries[1:] if e.ratio.low > 1.0]
+    slower = [e.label for e in result.entries[1:] if e.speedup.high < 1.0]
     ok = result.verified and not slower
     print(
         f"{name} {exporter}: time against the input: {text}: {'ok' if ok else 'SLOWER' if slower else 'NOT THE SAME'}",

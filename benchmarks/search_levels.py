@@ -76,7 +76,7 @@ def main() -> int:
                     seconds=options.seconds,
                     rounds=options.rounds,
                 )
-                ratio = result.entries[1].ratio
+                ratio = result.ratio(result.entries[1].label, result.entries[0].label)
                 good &= ratio.value <= LIMIT
                 print(f"  {case.title}: 0 over 2 {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})", flush=True)
             shutil.rmtree(tuned)

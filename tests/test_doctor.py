@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,24 @@ def test_clean_empties_the_cache_and_only_a_cache(cache: Path) -> None:
     assert (cache / "thesis.txt").exists()
 
 
+def test_clean_removes_one_kind_and_says_how_much(cache: Path) -> None:
+    for name in ("objects", "tuning", "studio"):
+        (settings.cache_folder(name) / "file").write_bytes(b"x" * 1000)
+    shown = {f.name: f.value for f in doctor() if f.topic == "cache"}
+    assert shown["kernels"].startswith("1 files, 1 kB") and "--clean kernels" in shown["kernels"]
+    assert clean_cache("kernels").size == 1000
+    assert not (cache / "objects").exists() and (cache / "tuning" / "file").exists() and (cache / "studio").exists()
+    with pytest.raises(OpsmithError, match="kernels, tuning, pipelines, figures"):
+        clean_cache("everything")
+
+
+def test_every_folder_of_the_cache_is_of_a_kind() -> None:
+    source = Path(settings.__file__).parent
+    used = {m for f in source.rglob("*.py") for m in re.findall(r'cache_folder\("(\w+)"\)', f.read_text())}
+    listed = [name for folders in settings.CACHE_KINDS.values() for name in folders]
+    assert used == set(listed) and len(listed) == len(set(listed))
+
+
 def test_clean_does_not_follow_links(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("keep")
@@ -66,11 +85,17 @@ def test_clean_does_not_follow_links(cache: Path, tmp_path: Path) -> None:
 
 
 def test_the_command(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for args in (["doctor"], ["doctor", "--json"], ["doctor", "--clean"]):
+    for args in (["doctor"], ["doctor", "--json"], ["doctor", "--clean", "all"]):
         with pytest.raises(SystemExit) as stop:
             main(args)
         assert not stop.value.code
         said = capsys.readouterr().out
         assert said
         if "--json" in args:
-            assert {f["topic"] for f in json.loads(said)} >= {"machine", "compiler", "runtime", "settings", "extras"}
+            assert {f["topic"] for f in json.loads(said)["findings"]} >= {
+                "machine",
+                "compiler",
+                "runtime",
+                "settings",
+                "extras",
+            }

@@ -25,12 +25,14 @@ from opsmith import session, starter, store
 from opsmith.check.verify import verify
 from opsmith.errors import OpsmithError
 from opsmith.measure.inspect import ModelInfo, inspect
+from opsmith.measure.units import faster, size
 from opsmith.pipelines import edit, grammar, masks
 from opsmith.pipelines.diffusion import DiffusionApp
 from opsmith.pipelines.prompts import write_prompts
 from opsmith.pipelines.text import TextGenerator
 
 BENCH_ROUNDS = 10
+SIDE = 64  # of the pictures that the model is measured with
 THRESHOLD = 0.5  # how sure the mask model has to be
 KEYWORD, CHANGE, SEED, STEPS = "frog", "make it blue", 1, 15
 
@@ -98,7 +100,7 @@ def _model(work: Work) -> Outcome:
     dest = work.folder / "original"
     with store.new_variant(dest, verb="demo", options={"seed": 0}) as draft:
         onnx.save(model, str(draft.path))
-        image = np.random.default_rng(0).standard_normal((1, 3, 64, 64)).astype(np.float32)
+        image = np.random.default_rng(0).standard_normal((1, 3, SIDE, SIDE)).astype(np.float32)
         outputs = session.run(session.load(draft.path), {"image": image})
         store.write_test_data(draft.folder, {"image": image}, dict(zip(("logits", "tokens"), outputs)))
     work.variants.append(dest)
@@ -106,7 +108,7 @@ def _model(work: Work) -> Outcome:
 
 
 def _inspect(work: Work) -> Outcome:
-    info = inspect(work.original)
+    info = inspect(work.original, dims={"batch": 1, "height": SIDE, "width": SIDE})
     assert isinstance(info, ModelInfo)
     top = [op for op in info.ops if op.flops][:4]
     rows = tuple((op.op, str(op.count), f"{op.flops / 1e6:.1f} M", f"{op.share:.1%}") for op in top)
@@ -136,8 +138,8 @@ def _compile(work: Work) -> Outcome:
         return Outcome("no region was measured faster than ONNX Runtime here, so the model stays as it was")
     library = libraries[0]
     nodes = _nodes(dest)
-    size = f"{library.stat().st_size / 1e3:.0f} kB of native code"
-    return Outcome(f"{nodes} node{'' if nodes == 1 else 's'} and {library.name}, {size}")
+    code = f"{size(library.stat().st_size)} of native code"
+    return Outcome(f"{nodes} node{'' if nodes == 1 else 's'} and {library.name}, {code}")
 
 
 def _verify(work: Work) -> Outcome:
@@ -165,12 +167,13 @@ def _bench(work: Work) -> Outcome:
     result = _verb("bench")(work.variants, rounds=BENCH_ROUNDS, processes=2)
     rows = []
     for i, entry in enumerate(result.entries):
-        ratio = "1" if i == 0 else f"{entry.ratio.value:.2f} ({entry.ratio.low:.2f}-{entry.ratio.high:.2f})"
+        gain = entry.speedup
+        ratio = "1x" if i == 0 else f"{faster(gain.value)} ({gain.low:.2f}-{gain.high:.2f})"
         speed = "" if entry.gflops is None else f"{entry.gflops:.1f}"
         rows.append((entry.label, f"{entry.run.median * 1e3:.2f} ms", ratio, speed))
     noise = "" if result.clean else "; other processes disturbed it"
     headline = f"interleaved in separate processes, {result.threads} threads{noise}"
-    return Outcome(headline, ("variant", ">median", ">ratio (95 %)", ">GFLOP/s"), tuple(rows), bool(result.verified))
+    return Outcome(headline, ("variant", ">median", ">speed (95 %)", ">GFLOP/s"), tuple(rows), bool(result.verified))
 
 
 def _write(work: Work) -> Outcome:
@@ -220,13 +223,13 @@ def _compare(work: Work) -> Outcome:
     rows = []
     for i, entry in enumerate(result.entries):
         error = "" if i == 0 else f"{max((check.max_abs for check in entry.errors), default=0.0):.1e}"
-        ratio = "1" if i == 0 else f"{entry.ratio.value:.2f}"
-        memory = f"{(entry.peak_rss - entry.base_rss) / 1e6:.0f} MB"
+        ratio = "1x" if i == 0 else faster(entry.speedup.value)
+        memory = size(entry.peak_rss - entry.base_rss)
         rows.append((entry.label, f"{entry.run.median * 1e3:.2f} ms", ratio, error, memory))
     noise = "" if result.clean else "; other processes disturbed it"
     return Outcome(
         f"one run of the UNet, {result.threads} threads{noise}",
-        ("variant", ">median", ">ratio", ">max error", ">memory added"),
+        ("variant", ">median", ">speed", ">max error", ">memory added"),
         tuple(rows),
         bool(result.verified),
     )

@@ -16,6 +16,7 @@ import onnxruntime as ort
 from opsmith import machine, settings
 from opsmith._version import __version__
 from opsmith.errors import OpsmithError
+from opsmith.measure.units import size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,9 @@ class CacheInfo:
     path: Path
     files: int
     size: int
+
+    def __str__(self) -> str:
+        return f"{self.files} files, {size(self.size)}"
 
 
 # extra -> the packages it brings and what they are for
@@ -130,14 +134,13 @@ def _settings() -> list[Finding]:
 
 
 def _cache(root: Path) -> list[Finding]:
-    """The cache and what its folders hold."""
+    """The cache and what it holds, by kind."""
     findings = []
-    for folder in sorted(p for p in root.glob("*") if p.is_dir()):
-        info = cache_info(folder)
-        findings.append(Finding("cache", folder.name, f"{info.files} files, {info.size / 1e6:.1f} MB"))
-    info = cache_info(root)
-    findings.append(Finding("cache", "in all", f"{info.files} files, {info.size / 1e6:.1f} MB; --clean empties it"))
-    return findings
+    for kind in settings.CACHE_KINDS:
+        info = _kind_info(root, kind)
+        if info.files:
+            findings.append(Finding("cache", kind, f"{info}; --clean {kind} removes them"))
+    return [*findings, Finding("cache", "in all", f"{cache_info(root)}; --clean all empties it")]
 
 
 def _extras() -> list[Finding]:
@@ -159,16 +162,28 @@ def cache_info(path: Path) -> CacheInfo:
     return CacheInfo(path, len(files), sum(f.lstat().st_size for f in files))
 
 
-def clean_cache() -> CacheInfo:
-    """Empty the cache folder and say what was in it. Only Opsmith's own entries go, links are not followed."""
+def _kind_info(root: Path, kind: str) -> CacheInfo:
+    parts = [cache_info(root / name) for name in settings.CACHE_KINDS[kind]]
+    return CacheInfo(root, sum(p.files for p in parts), sum(p.size for p in parts))
+
+
+def clean_cache(kind: str = "all") -> CacheInfo:
+    """Remove KIND (a key of CACHE_KINDS, or all) from the cache and say what it was. Only Opsmith's own entries go, links
+    are not followed."""
+    if kind != "all" and kind not in settings.CACHE_KINDS:
+        raise OpsmithError(f"the cache has no {kind!r}", f"clean all, {', '.join(settings.CACHE_KINDS)}")
     path = settings.get().cache
-    info = cache_info(path)
+    info = cache_info(path) if kind == "all" else _kind_info(path, kind)
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise OpsmithError(f"the cache {path} is not a folder of its own; it was left alone")
     if info.files and path.name != "opsmith" and not (path / settings.CACHE_MARK).exists():
         raise OpsmithError(f"{path} does not look like Opsmith's cache; it was left alone", "empty it by hand")
     if path.exists():
-        shutil.rmtree(path)
+        for folder in [path] if kind == "all" else [path / name for name in settings.CACHE_KINDS[kind]]:
+            if folder.is_symlink():
+                folder.unlink()
+            elif folder.exists():
+                shutil.rmtree(folder)
     return info
 
 

@@ -115,6 +115,13 @@ def get(**command_line: Any) -> Settings:
     return Settings(**values, sources=sources)
 
 
+# kind, as `doctor --clean` names it -> the folders of the cache that hold it
+CACHE_KINDS = {
+    "kernels": ("objects", "regions", "provider", "zig"),  # compiled code
+    "tuning": ("tuning",),  # what `compile --search` measured
+    "pipelines": ("pipelines", "accelerated", "studio"),  # compiled parts of pipelines
+    "figures": ("machine", "traces", "logs"),  # the machine's peaks, profiles, build logs
+}
 CACHE_MARK = "CACHEDIR.TAG"  # the usual mark of a cache folder: backups skip it, `doctor --clean` trusts it
 
 

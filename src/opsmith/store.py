@@ -154,11 +154,27 @@ def libraries(model: PathLike) -> list[Path]:
             "compile it again on this machine",
         )
     library = path.parent / Path(compiled["library"]).name
+    if not library.is_file() and not compiled.get("compiler"):
+        raise OpsmithError(f"{path} is not built yet: it was compiled with --emit-only", "its source has a build.sh")
     if not library.is_file():
         raise OpsmithError(f"{path} needs its library {library.name}, which is missing", "compile it again")
     if "sha256" in compiled and compiled["sha256"] != checksum(library):
         raise OpsmithError(f"{path}: its library {library.name} is damaged or was changed", "compile it again")
     return [library]
+
+
+def is_packed(model: Path) -> bool:
+    """Whether MODEL is a compiled variant with regions of its own, whose weights are packed for the library."""
+    compiled = read_record(model).get("compiled")
+    return isinstance(compiled, dict) and bool(compiled.get("library"))
+
+
+def is_built(model: Path) -> bool:
+    """False for a variant that was written with --emit-only and whose library was not built since."""
+    compiled = read_record(model).get("compiled")
+    if not isinstance(compiled, dict) or compiled.get("compiler") or not compiled.get("library"):
+        return True
+    return (model.parent / Path(str(compiled["library"])).name).is_file()
 
 
 def checksum(path: Path) -> str:

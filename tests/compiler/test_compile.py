@@ -19,6 +19,7 @@ import opsmith
 from opsmith import store
 from opsmith.compiler.lower import conv
 from opsmith.errors import OpsmithError
+from opsmith.measure.bench import expand
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +186,18 @@ def test_a_dry_run_writes_nothing_and_emit_only_builds_nothing(tmp_path):
     emitted = opsmith.compile(MLP, tmp_path / "m" / "c", emit_only=True)
     assert (emitted.variant.folder / "src" / "region0.cpp").exists()
     assert not list(emitted.variant.folder.glob("*.so"))
+
+
+def test_what_emit_only_wrote_can_be_built_on_its_own(tmp_path):
+    home = tmp_path / "m"
+    opsmith.compile(MLP, home / "plain", regions="all")
+    emitted = opsmith.compile(MLP, home / "emitted", regions="all", emit_only=True)
+    with pytest.raises(OpsmithError, match="not built yet"):
+        opsmith.load(emitted.variant)
+    assert [p.parent.name for p in expand(home)] == ["plain"]  # so the folder can still be benched
+    subprocess.run(["sh", "build.sh"], cwd=emitted.variant.folder / "src", check=True, capture_output=True)
+    assert opsmith.verify(home / "plain", emitted.variant, shapes=1).ok
+    assert len(expand(home)) == 2
 
 
 @pytest.fixture

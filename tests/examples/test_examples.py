@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 import opsmith
+from opsmith import store
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -52,6 +55,17 @@ def test_plain_onnxruntime(tmp_path):
 
     result = opsmith.compile(MLP, tmp_path / "mlp" / "compiled", regions="whole")
     assert run("plain_onnxruntime.py", result.variant.folder).strip() == "y float32 (1, 1, 4)"
+
+
+def test_plain_onnxruntime_on_integers_test_data_and_a_file_on_its_own(tmp_path):
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]>
+        take (int64[n] ids, float[4] t) => (float[n] y) { y = Gather(t, ids) }""")
+    onnx.save(model, tmp_path / "take.onnx")
+    opsmith.compile(tmp_path / "take.onnx", tmp_path / "fast.onnx", regions="whole")
+    assert run("plain_onnxruntime.py", tmp_path / "fast.onnx").strip() == "y float32 (1,)"
+    feed = {"ids": np.array([3, 1, 2]), "t": np.zeros(4, np.float32)}
+    store.write_test_data(tmp_path, feed, {"y": np.zeros(3, np.float32)})
+    assert run("plain_onnxruntime.py", tmp_path / "fast.onnx").strip() == "y float32 (3,)"
 
 
 @pytest.mark.parametrize("example", sorted(p.name for p in EXAMPLES.glob("*.py")))

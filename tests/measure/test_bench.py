@@ -19,6 +19,7 @@ from opsmith.cli import main
 from opsmith.measure import bench as module
 from opsmith.measure import peak
 from opsmith.measure.bench import bench
+from opsmith.measure.units import faster
 from opsmith.timing import contention, peers
 from opsmith.timing.worker import Worker
 
@@ -53,8 +54,8 @@ def test_all_variants_of_a_folder_are_measured_against_the_first(model):
     result = bench(model, **QUICK)
     assert [e.label for e in result.entries] == ["a", "b"]
     first, second = result.entries
-    assert (first.ratio.value, first.ratio.low, first.ratio.high) == (1.0, 1.0, 1.0)
-    assert 0 < second.ratio.low <= second.ratio.value <= second.ratio.high
+    assert (first.speedup.value, first.speedup.low, first.speedup.high) == (1.0, 1.0, 1.0)
+    assert 0 < second.speedup.low <= second.speedup.value <= second.speedup.high
     for entry in result.entries:
         assert 0 < entry.run.minimum <= entry.run.p5 <= entry.run.median <= entry.run.p95
         assert entry.load > 0 and entry.first > 0
@@ -89,10 +90,10 @@ def test_csv_json_and_table_agree(model, capsys, monkeypatch):
     table = capsys.readouterr().out
     for row, entry, found in zip(rows, data["entries"], result.entries):
         assert float(row["median_s"]) == entry["run"]["median"] == found.run.median
-        assert float(row["ratio_high"]) == entry["ratio"]["high"] == found.ratio.high
+        assert float(row["speedup_high"]) == entry["speedup"]["high"] == found.speedup.high
         assert int(row["peak_rss"]) == entry["peak_rss"]
         assert found.label in table
-    assert f"{result.entries[1].ratio.value:.3f}" in table
+    assert faster(result.entries[1].speedup.value) in table
 
 
 def main_ok(*arguments: str) -> None:
@@ -267,7 +268,7 @@ def test_disturbed_turns_are_left_out_but_counted():
         entry = module._entry(1, track, taken, True, None, None, [], 0)
     assert (entry.samples, entry.disturbed, entry.left_out) == (5, 1, 1)
     assert entry.run.p95 == 2.0
-    assert entry.ratio.rounds == 3  # rounds in which neither of the two was disturbed
+    assert entry.speedup.rounds == 3  # rounds in which neither of the two was disturbed
 
 
 def test_too_few_clean_rounds_are_admitted():

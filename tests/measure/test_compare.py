@@ -8,6 +8,7 @@ from small_models import mlp, save
 import opsmith
 from opsmith.cli import main
 from opsmith.measure.compare import compare, graph_facts
+from opsmith.plain import to_json
 
 QUICK = {"rounds": 2, "processes": 1, "threads": 1, "seconds": 0.5, "iterations": 3}
 
@@ -26,8 +27,8 @@ def test_what_changed_is_counted_measured_and_matched(tmp_path):
     for op, before, after in result.ops:
         assert before == result.a.ops.get(op, 0) and after == result.b.ops.get(op, 0) and before != after
     assert result.verified.ok and result.bench.verified
-    data = json.loads(result.to_json())
-    assert data["bench"]["entries"][1]["ratio"]["value"] == result.bench.entries[1].ratio.value
+    data = json.loads(to_json(result))
+    assert data["bench"]["entries"][1]["speedup"]["value"] == result.bench.entries[1].speedup.value
     assert data["comparisons"][0]["a"] == "a" and data["outputs"][0]["name"] == "y"
 
 

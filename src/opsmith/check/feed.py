@@ -50,6 +50,15 @@ class Judged:
         return self.feed
 
     @property
+    def sizes(self) -> str:
+        """The feed in words: image 1x3x64x64, steps scalar."""
+        return ", ".join(f"{n} {'x'.join(map(str, np.shape(a))) or 'scalar'}" for n, a in (self.feed or {}).items())
+
+    def to_dict(self) -> dict[str, Any]:
+        shapes = None if self.feed is None else {name: list(np.shape(array)) for name, array in self.feed.items()}
+        return {"inputs": shapes, "dims": self.dims, "origin": self.origin, "problem": self.problem}
+
+    @property
     def record(self) -> dict[str, Any]:
         """For opsmith.json of a variant whose graph no longer shows what its inputs are: judged_feed reads it."""
         return {"dims": self.dims, "origin": self.origin, "ranges": self.ranges}

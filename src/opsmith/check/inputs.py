@@ -73,7 +73,7 @@ def _specs(model: ir.Model, about: kinds.Facts) -> list[Input]:
             raise OpsmithError(f"input {name!r} is not a tensor", "only stored test data can feed it")
         if value.shape is None:
             raise OpsmithError(f"input {name!r} has no declared rank", "only stored test data can feed it")
-        dims = tuple(_dim_name(dim, name, axis) for axis, dim in enumerate(value.shape))
+        dims = tuple(dim_name(dim, name, axis) for axis, dim in enumerate(value.shape))
         forced = kinds.forced_sizes(value) if any(isinstance(d, str) for d in dims) else {}
         usual = [
             kinds.axis_size(d, value, axis, about, forced.get(axis)) if isinstance(d, str) else None
@@ -83,7 +83,8 @@ def _specs(model: ir.Model, about: kinds.Facts) -> list[Input]:
     return wanted
 
 
-def _dim_name(dim: int | ir.SymbolicDim, name: str, axis: int) -> int | str:
+def dim_name(dim: int | ir.SymbolicDim, name: str, axis: int) -> int | str:
+    """A number, or the symbol by which --shape and messages call it."""
     if isinstance(dim, int):
         return dim
     if dim.value:

@@ -113,7 +113,7 @@ class Parting:
 @dataclasses.dataclass(frozen=True)
 class VerifyResult:
     cases: tuple[Case, ...]
-    dropped: tuple[str, ...] = ()  # shapes that the reference itself refuses, and why
+    dropped: tuple[str, ...] = ()  # inputs that the reference refuses or B was not made for, and why
     parting: Parting | None = None
     note: str | None = None  # what bisect could not do
     unchecked: str | None = None  # why nothing was compared: no inputs were found that A runs on
@@ -124,6 +124,12 @@ class VerifyResult:
 
     def __bool__(self) -> bool:
         return self.ok
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: without the arrays that failed cases were fed with."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        cases = [{"name": c.name, "dims": c.dims, "outputs": c.outputs, "problem": c.problem} for c in self.cases]
+        return {"ok": self.ok, **fields, "cases": cases}
 
     @property
     def problems(self) -> list[str]:
@@ -257,13 +263,26 @@ def _feeds(
     seed: int,
     inputs: Given,
 ) -> tuple[list[_Feed], list[str]]:
-    """The stored inputs, then random ones; and why there are no random ones, if so."""
+    """The stored inputs that B takes, then random ones; and what was left out and why."""
     feeds = [_Feed(data.folder.name, {}, data.inputs, data) for data in stored]
+    misfits = {feed.name: why for feed in feeds if (why := _misfit(feed, b))}
+    feeds = [feed for feed in feeds if feed.name not in misfits]
+    dropped = [f"{name}: {why}" for name, why in misfits.items()]
     try:
         wanted = generate.specs(a, path.stem)
     except OpsmithError as error:
-        return feeds, [f"random inputs: {error}"]
-    return feeds + _random_feeds(path, wanted, a, b, shapes, seed, inputs), []
+        return feeds, [*dropped, f"random inputs: {error}"]
+    return feeds + _random_feeds(path, wanted, a, b, shapes, seed, inputs), dropped
+
+
+def _misfit(feed: _Feed, b: ir.Model) -> str | None:
+    """Why B, which was made for one shape, cannot take a feed; None if it can."""
+    for value in b.graph.inputs:
+        shape, given = value.shape, np.shape(feed.inputs.get(value.name or "", ()))
+        fixed = shape is not None and len(shape) == len(given)
+        if fixed and any(isinstance(d, int) and d != n for d, n in zip(shape or (), given)):
+            return f"{value.name} is {list(given)}, B is made for {shape}"
+    return None
 
 
 def _degenerate_feeds(a: ir.Model, answers: Sequence[_Answer], given: Given) -> list[_Feed]:

@@ -1,7 +1,8 @@
 """The command line: one file per command, found by its file name. No logic here, only arguments in and
-tables out. A command file defines `command`, a typer function, `EXAMPLES`, two lines that its help ends with, `PANEL`, its
-heading in `opsmith --help`, and `ORDER`, its place under that heading. What is slow to import is imported inside `command`:
-`opsmith --help` reads all files."""
+tables out. A command file defines `command`, a typer function that ends in `console.answer`, `EXAMPLES`, two lines that its help
+ends with, `JSON`, the keys that --json prints and what they mean (docs/json.md), `PANEL`, its heading in `opsmith --help`, and
+`ORDER`, its place under that heading. --json, --quiet and --verbose are added to every command here. What is slow to import is
+imported inside `command`: `opsmith --help` reads all files."""
 
 from __future__ import annotations
 
@@ -13,18 +14,26 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any
+from types import ModuleType
+from typing import Annotated, Any, get_type_hints
 
 import typer
 import typer.core
 
+from opsmith import settings
 from opsmith._version import __version__
 from opsmith.cli import console
 from opsmith.errors import OpsmithError
 
 _HELPERS = {"console"}
+_COMMON: dict[str, Any] = {  # of every command
+    "as_json": typer.Option("--json", help="Print the result as JSON (docs/json.md)."),
+    "quiet": typer.Option("--quiet", "-q", help="Print only what a script needs."),
+    "verbose": typer.Option("--verbose", "-v", help="Say more about each step."),
+}
 
 
 def _version(value: bool) -> None:
@@ -69,31 +78,62 @@ def build_app() -> typer.Typer:
 
     @app.callback()
     def top(
-        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")] = False,
-        verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more about each step.")] = False,
+        quiet: Annotated[bool, _COMMON["quiet"]] = False,
+        verbose: Annotated[bool, _COMMON["verbose"]] = False,
         version: Annotated[
             bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
         ] = False,
     ) -> None:
         console.configure(quiet=quiet, verbose=verbose)
 
-    modules = [
+    for name, module in modules():
+        panel = getattr(module, "PANEL", "Commands")
+        if hasattr(module, "app"):
+            group = typer.Typer(
+                help=module.app.info.help, no_args_is_help=True, callback=module.app.registered_callback.callback
+            )
+            for inner in module.app.registered_commands:
+                epilog = _examples(module.EXAMPLES[inner.name])
+                group.command(inner.name, cls=_Command, epilog=epilog)(_common(_interruptible(inner.callback)))
+            app.add_typer(group, name=name, cls=_Group, rich_help_panel=panel)
+        else:
+            register = app.command(name, cls=_Command, rich_help_panel=panel, epilog=_examples(module.EXAMPLES))
+            register(_common(_interruptible(module.command)))
+    return app
+
+
+def modules() -> Iterator[tuple[str, ModuleType]]:
+    """(name of the command, its module), in the order of `opsmith --help`."""
+    found = [
         importlib.import_module(f"{__name__}.{m.name}")
         for m in pkgutil.iter_modules(__path__)
         if m.name not in _HELPERS
     ]
-    for module in sorted(modules, key=lambda m: (getattr(m, "ORDER", 100), m.__name__)):
-        name = module.__name__.rsplit(".", 1)[1].rstrip("_").replace("_", "-")
-        panel = getattr(module, "PANEL", "Commands")
-        if hasattr(module, "app"):
-            for inner in module.app.registered_commands:
-                inner.callback, inner.cls = _interruptible(inner.callback), _Command
-                inner.epilog = _examples(module.EXAMPLES[inner.name])
-            app.add_typer(module.app, name=name, cls=_Group, rich_help_panel=panel)
-        else:
-            register = app.command(name, cls=_Command, rich_help_panel=panel, epilog=_examples(module.EXAMPLES))
-            register(_interruptible(module.command))
-    return app
+    for module in sorted(found, key=lambda m: (getattr(m, "ORDER", 100), m.__name__)):
+        yield module.__name__.rsplit(".", 1)[1].rstrip("_").replace("_", "-"), module
+
+
+def _common(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with the options that all of them have."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        wanted = {name: kwargs.pop(name) for name in _COMMON}
+        # --quiet and --verbose may stand before the command, too
+        if command.__module__ != f"{__name__}.doctor":  # which tells about them
+            settings.get()  # a wrong key or variable is an error everywhere
+        console.configure(**{name: on or (name != "as_json" and getattr(console, name)) for name, on in wanted.items()})
+        return command(*args, **kwargs)
+
+    own = signature(command)
+    hints = get_type_hints(command, include_extras=True)
+    params = [p.replace(annotation=hints[p.name]) for p in own.parameters.values()]
+    common = {name: Annotated[bool, option] for name, option in _COMMON.items()}
+    keyword = Parameter.KEYWORD_ONLY
+    params += [Parameter(name, keyword, default=False, annotation=kind) for name, kind in common.items()]
+    run.__signature__ = own.replace(parameters=params)  # type: ignore[attr-defined]
+    run.__annotations__ = hints | common
+    return run
 
 
 class _Interrupted(OpsmithError):

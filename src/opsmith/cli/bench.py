@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from opsmith.cli import console
 from opsmith.errors import OpsmithError
-from opsmith.measure.units import duration, size
+from opsmith.measure.units import duration, faster, size
 from opsmith.timing import peers
 
 if TYPE_CHECKING:
@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 
 PANEL = "Workbench"
 ORDER = 60
+JSON = {
+    "entries": "one per variant: times in seconds, `speedup` over the first with its 95 % interval, sizes in bytes, errors",
+    "threads": "of every runtime",
+    "cpu": "its name",
+    "processes": "sets of processes",
+    "inputs": "input -> type and shape",
+    "inputs_from": "where the inputs come from: test data, --shape, typical sizes",
+    "clean": "false: too few undisturbed rounds, all were used",
+    "notes": "what a reader should know",
+    "seconds": "that measuring took",
+}
 EXAMPLES = (
     "opsmith bench models/bert",
     "opsmith bench model.onnx model_compiled.onnx --shape sequence=128 --peer openvino",
@@ -50,7 +61,6 @@ def command(
     via: Annotated[
         str | None, typer.Option(help="ep: the first plain model once more, through the execution provider.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the result into this PNG file.")] = None,
     machine: Annotated[
@@ -63,14 +73,17 @@ def command(
     from opsmith.measure import chart, peak
     from opsmith.measure.bench import bench
 
-    if as_json and as_csv:
+    if console.as_json and as_csv:
         raise OpsmithError("--json and --csv exclude each other")
     if plot is not None:
         chart.check_path(plot)
     if machine:
-        _print_machine(peak.measure())
+        measured = peak.measure()
         if not paths:
+            console.answer({"machine": measured}, lambda: _print_machine(measured))
             return
+        if not console.as_json:
+            _print_machine(measured)
     fixed = inputs.parse_fixed(shape or [])
     result = bench(
         paths or [],
@@ -86,12 +99,7 @@ def command(
         atol=atol,
         via=via,
     )
-    if as_json:
-        print(result.to_json())
-    elif as_csv:
-        print(result.to_csv(), end="")
-    else:
-        print_result(result)
+    console.answer(result, lambda: print(result.to_csv(), end="") if as_csv else print_result(result))
     if plot is not None:
         chart.plot(result, plot)
     if not result.verified:
@@ -99,7 +107,7 @@ def command(
 
 
 def print_result(result: BenchResult) -> None:
-    speed = console.table("variant", ">median", ">p5", ">p95", ">ratio", ">95 %", ">GFLOP/s", ">of peak", "outputs")
+    speed = console.table("variant", ">median", ">p5", ">p95", ">speed", ">95 %", ">GFLOP/s", ">of peak", "outputs")
     cost = console.table("variant", ">load", ">first run", ">peak RSS", ">size", ">turns", ">disturbed", ">left out")
     for i, entry in enumerate(result.entries):
         speed.add_row(*_speed(entry, i == 0))
@@ -110,7 +118,8 @@ def print_result(result: BenchResult) -> None:
     console.say("")
     inputs_text = ", ".join(f"{name} {kind}" for name, kind in result.inputs.items())
     about = f"{result.cpu}, {result.threads} threads, {result.processes} sets of processes, {inputs_text}"
-    console.say(f"[dim]{escape(f'{about} ({result.inputs_from})')}[/]")
+    busy = "" if result.clean else "; the machine was busy"
+    console.say(f"[dim]{escape(f'{about} ({result.inputs_from}){busy}')}[/]")
     for note in result.notes:
         console.say(f"[yellow]note:[/] {note}")
     for entry in result.entries:
@@ -120,13 +129,13 @@ def print_result(result: BenchResult) -> None:
 
 
 def _speed(entry: Entry, first: bool) -> list[str]:
-    ratio = entry.ratio
-    colour = "green" if ratio.high < 1 else "red" if ratio.low > 1 else "default"
+    gain = entry.speedup
+    colour = "green" if gain.low > 1 else "red" if gain.high < 1 else "default"
     return [
         entry.label,
         *(duration(t) for t in (entry.run.median, entry.run.p5, entry.run.p95)),
-        "1" if first else f"[{colour}]{ratio.value:.3f}[/]",
-        "" if first else f"{ratio.low:.3f}-{ratio.high:.3f}",
+        "1x" if first else f"[{colour}]{faster(gain.value)}[/]",
+        "" if first else f"{gain.low:.3f}-{gain.high:.3f}",
         "-" if entry.gflops is None else f"{entry.gflops:.3g}",
         "-" if entry.share_of_peak is None else f"{entry.share_of_peak:.0%}",
         "[green]same[/]" if entry.verified else "[red]differ[/]",

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
 PANEL = "Workbench"
 ORDER = 62
+JSON = {
+    "a": "the first model: its path, nodes, parameters, size, operators",
+    "b": "the second, likewise",
+    "verified": "whether the outputs agree",
+    "outputs": "per output the worst case: errors, tolerances, `problem` if it fails",
+    "bench": "as `opsmith bench --json`",
+    "profiles": "as `opsmith profile --json`",
+    "comparisons": "as `opsmith profile --json`",
+}
 EXAMPLES = (
     "opsmith compare models/bert/dynamo models/bert/dynamo_compiled",
     "opsmith compare a.onnx b.onnx --json",
@@ -36,7 +45,6 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
     rtol: Annotated[float | None, typer.Option(help="Relative tolerance of outputs; default 1e-3 for fp32.")] = None,
     atol: Annotated[float | None, typer.Option(help="Absolute tolerance of outputs; default 1e-4 for fp32.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """What changed from A to B: operators, outputs, speed, and where the time went; exit code 1 if outputs differ."""
     from opsmith.check import inputs
@@ -44,10 +52,7 @@ def command(
 
     fixed = inputs.parse_fixed(shape or [])
     result = compare(a, b, threads=threads, seconds=seconds, shapes=fixed, seed=seed, rtol=rtol, atol=atol)
-    if as_json:
-        print(result.to_json())
-    else:
-        _print(result, nodes)
+    console.answer(result, lambda: _print(result, nodes))
     if not (result.verified.ok and result.bench.verified):
         raise typer.Exit(1)
 

@@ -11,14 +11,29 @@ import typer
 
 from opsmith.cli import console
 from opsmith.errors import OpsmithError
+from opsmith.measure.units import duration, faster
 
 if TYPE_CHECKING:
     from opsmith.check.verify import VerifyResult
     from opsmith.compiler import CompileResult
+    from opsmith.compiler.explain import Stop
     from opsmith.compiler.tune import Tuning
 
 PANEL = "Road"
 ORDER = 40
+JSON = {
+    "written": "the .onnx file; with --ep the folder beside the model; null if nothing was written",
+    "nodes": "of the source",
+    "native": "of them, those that no longer run in ONNX Runtime",
+    "regions": "each native region: its name, the nodes of the source in it, its kernel calls",
+    "left": "what stays with ONNX Runtime: operator, node, reason",
+    "judged": "what it was measured with: `dims`, `origin` (test data, --shape, typical sizes) and the shapes of the inputs",
+    "timing": "seconds of the source and of the compiled model, `speedup`, `busy`; null where nothing was measured",
+    "verified": "as `opsmith verify --json`; null with --no-verify",
+    "tuning": "with --search: calls measured, known and changed, seconds before and after",
+    "remarks": "lines for people",
+    "seconds": "where compile's own time went",
+}
 EXAMPLES = (
     "opsmith compile model.onnx",
     "opsmith compile models/bert/dynamo models/bert/fast --shape sequence=128 --search 1",
@@ -87,9 +102,8 @@ def command(
     if explain is not None:
         from opsmith.compiler.explain import explain as journey
 
-        for stop in journey(source, explain, strict=strict, precision=precision):
-            console.out.print(f"[bold]{stop.station:>10}[/bold]  ", end="")
-            console.out.print(stop.text, markup=False, soft_wrap=True)
+        stops = list(journey(source, explain, strict=strict, precision=precision))
+        console.answer({"stops": stops}, lambda: _show_journey(stops))
         return
     if ep:
         _compile_for_provider(
@@ -125,7 +139,21 @@ def command(
         shapes=parse_fixed(shape or []),
         inputs=parse_given(given or []),
     )
-    show(result)
+    console.answer(result, lambda: show(result), written=_written(result))
+
+
+def _written(result: CompileResult) -> Path | None:
+    """The file where it lies beside others, else its folder."""
+    if result.variant is None:
+        return None
+    alone = len(list(result.variant.folder.glob("*.onnx"))) == 1
+    return result.variant.folder if alone else result.variant.path
+
+
+def _show_journey(stops: list[Stop]) -> None:
+    for stop in stops:
+        console.out.print(f"[bold]{stop.station:>10}[/bold]  ", end="")
+        console.out.print(stop.text, markup=False, soft_wrap=True)
 
 
 def _compile_for_provider(
@@ -136,10 +164,16 @@ def _compile_for_provider(
     if dest is not None or shape or writes_nothing:
         raise OpsmithError("--ep excludes DEST, --shape, --dry-run and --emit-only: the model stays as it is")
     result = provider.compile_ep(source, **options)
-    show(result)
-    for line in result.remarks if not result.regions else provider.explain_session(source):
-        console.say(console.escape(line))
-    console.say(f"wrote {console.escape(str(provider.sidecar(store.find_model(source))))}")
+    folder = provider.sidecar(store.find_model(source))
+    session = result.remarks if not result.regions else provider.explain_session(source)
+
+    def tell() -> None:
+        show(result)
+        for line in session:
+            console.say(console.escape(line))
+        console.say(f"wrote {console.escape(str(folder))}")
+
+    console.answer({**result.to_dict(), "written": folder, "session": session}, tell, written=folder)
 
 
 def show(result: CompileResult) -> None:
@@ -161,8 +195,7 @@ def show(result: CompileResult) -> None:
     for remark in result.remarks:
         console.say(remark)
     if result.variant is not None:
-        alone = len(list(result.variant.folder.glob("*.onnx"))) > 1
-        console.say(f"wrote {result.variant.path if alone else result.variant.folder}")
+        console.say(f"wrote {console.escape(str(_written(result)))}")
 
 
 def _show_left(result: CompileResult) -> None:
@@ -182,12 +215,10 @@ def _say_speed(result: CompileResult) -> None:
     if judged is None:
         return
     if timing is not None:
-        ratio = timing.before / timing.after
-        word = f"{ratio:.2f}x faster" if ratio >= 1 else f"{1 / ratio:.2f}x slower"
-        sizes = ", ".join(f"{n} {'x'.join(map(str, a.shape)) or 'scalar'}" for n, a in (judged.feed or {}).items())
+        word = faster(timing.ratio)
         busy = "; the machine was busy, measure again with `opsmith bench`" if timing.busy else ""
-        times = f"{_time(timing.after)} instead of {_time(timing.before)}"
-        console.say(f"{word}: {times} with {sizes} ({judged.origin}){busy}")
+        times = f"{duration(timing.after)} instead of {duration(timing.before)}"
+        console.say(f"{word}: {times} with {judged.sizes} ({judged.origin}), {timing.threads} threads{busy}")
     elif judged.feed is None:
         console.say(f"not timed: no inputs were found that the model runs on ({judged.problem}); give --input")
 
@@ -225,10 +256,6 @@ MOST_REASONS = 12
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
 
 
 def _short(why: str) -> str:

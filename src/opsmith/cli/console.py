@@ -1,9 +1,11 @@
-"""What every command prints with: tables and results on stdout, progress and errors on stderr."""
+"""What every command prints with: results on stdout, progress and errors on stderr. `answer` ends a command, in one of three
+forms: tables for people, JSON for programs (--json), or only the name of what was written (--quiet)."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -30,12 +32,25 @@ out = _Console(highlight=False, soft_wrap=False)
 err = _Console(stderr=True, highlight=False)
 quiet = False
 verbose = False
+as_json = False
 
 
-def configure(*, quiet: bool, verbose: bool) -> None:
-    globals()["quiet"] = quiet
-    globals()["verbose"] = verbose
+def configure(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> None:
+    globals().update(quiet=quiet, verbose=verbose, as_json=as_json)
     progress.configure(enabled=not quiet and sys.stderr.isatty(), verbose=verbose and not quiet)
+
+
+def answer(result: object, show: Callable[[], None], *, written: object = None) -> None:
+    """The end of a command: RESULT as JSON, the path WRITTEN (a list: one per line) alone, or what SHOW prints."""
+    if as_json:
+        from opsmith.plain import to_json
+
+        print(to_json(result))
+    elif quiet and written is not None:
+        for path in written if isinstance(written, (list, tuple)) else [written]:
+            print(path)
+    else:
+        show()
 
 
 def error(message: str) -> None:
@@ -44,8 +59,8 @@ def error(message: str) -> None:
 
 
 def say(message: str) -> None:
-    """A result or a remark for people; silenced by --quiet."""
-    if not quiet:
+    """A result or a remark for people; silenced by --quiet and --json."""
+    if not quiet and not as_json:
         out.print(message, soft_wrap=True)
 
 
@@ -61,6 +76,12 @@ def show(t: RenderableType) -> None:
     out.print(t)
 
 
+def remark(message: str) -> None:
+    """A line beside the result, on stderr; silenced by --quiet."""
+    if not quiet:
+        print(printable(message), file=sys.stderr)
+
+
 def indented(t: Table) -> Padding:
     """A table that belongs to the line above it."""
     return Padding(t, (0, 0, 0, 12))
@@ -74,14 +95,6 @@ def escape(text: str) -> str:
 def family(name: str) -> str:
     """past_key_values.11.key -> past_key_values.*.key: values that differ in a number only are shown as one row."""
     return re.sub(r"\d+", "*", name)
-
-
-def bytes_text(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError("unreachable")
 
 
 def count_text(number: float) -> str:

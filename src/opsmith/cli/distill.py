@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -11,8 +11,16 @@ from rich.markup import escape
 from opsmith.cli import console
 from opsmith.measure.units import size
 
+if TYPE_CHECKING:
+    from opsmith.measure.distill import Distilled
+
 PANEL = "Workbench"
 ORDER = 64
+JSON = {
+    "variants": "each .onnx file that was written",
+    "occurrences": "found in the model",
+    "different": "kinds of them: same operators, attributes and shapes",
+}
 EXAMPLES = (
     "opsmith distill models/bert/dynamo tests/parts --function Softmax --max 2",
     "opsmith distill model.onnx parts --pattern attention --light",
@@ -25,6 +33,7 @@ def command(
     function: Annotated[str | None, typer.Option(help="Cut every call of this function or operator.")] = None,
     nodes: Annotated[str | None, typer.Option(help="Cut what lies between two nodes: FIRST..LAST.")] = None,
     pattern: Annotated[str | None, typer.Option(help="Cut what this rewrite rule would replace.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of the folders: NAME_0, NAME_1; what was cut by default.")] = None,
     most: Annotated[int, typer.Option("--max", help="How many occurrences to write, different ones first.")] = 4,
     light: Annotated[bool, typer.Option("--light", help="Random weights of the same statistics.")] = False,
     shape: Annotated[
@@ -34,7 +43,6 @@ def command(
     threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
 ) -> None:
     """Cut parts of a real model, with the tensors that flow there, into small models for tests and tuning."""
-    from opsmith import session, store
     from opsmith.check import inputs
     from opsmith.measure.distill import distill
 
@@ -45,12 +53,19 @@ def command(
         function=function,
         nodes=nodes,
         pattern=pattern,
+        name=name,
         max=most,
         light=light,
         shapes=fixed,
         seed=seed,
         threads=threads,
     )
+    console.answer(result, lambda: _print(result), written=[v.folder for v in result.variants])
+
+
+def _print(result: Distilled) -> None:
+    from opsmith import session, store
+
     table = console.table("written", ">nodes", ">size", "inputs")
     for variant in result.variants:
         graph = store.open_model(variant).graph

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from itertools import groupby
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsmith.cli import console
 
+if TYPE_CHECKING:
+    from opsmith.doctor import Finding
+
 PANEL = "Machine"
 ORDER = 80
+JSON = {"findings": "topic, name, value, `ok` (null: absent and not needed), and advice where something is missing"}
 EXAMPLES = (
     "opsmith doctor",
-    "opsmith doctor --clean",
+    "opsmith doctor --clean kernels",
 )
 
 
 def command(
-    clean: Annotated[bool, typer.Option("--clean", help="Empty the cache of compiled kernels.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    clean: Annotated[
+        str | None,
+        typer.Option(
+            "--clean", metavar="KIND", help="Remove from the cache: kernels, tuning, pipelines, figures or all."
+        ),
+    ] = None,
 ) -> None:
     """Show what this machine has and lacks: CPU, compilers, runtime, caches, extras."""
     from opsmith.doctor import clean_cache, doctor
 
-    if clean:
-        info = clean_cache()
-        console.say(f"removed {info.files} files, {console.bytes_text(info.size)}, from {info.path}")
+    if clean is not None:
+        info = clean_cache(clean)
+        told = f"removed {info} ({clean}), from {info.path}"
+        console.answer({"removed": info}, lambda: console.say(told), written=info.files)
         return
     findings = doctor()
-    if as_json:
-        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
-        return
+    console.answer({"findings": findings}, lambda: _print(findings))
+
+
+def _print(findings: list[Finding]) -> None:
     table = console.table("", "")
     table.show_header = False
     for topic, group in groupby(findings, key=lambda finding: finding.topic):

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from opsmith.cli import console
 from opsmith.errors import OpsmithError
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 PANEL = "Applications"
 ORDER = 72
+JSON = {
+    "written": "the files: overlay, edited picture, mask, sheet",
+    "selected": "share of the picture",
+    "box": "left, top, right, bottom",
+    "settings": "all that makes it again",
+}
 EXAMPLES = (
     "opsmith edit picture.png --select apple",
     'opsmith edit picture.png --select apple --change "make it green" --out green.png',
@@ -85,11 +93,22 @@ def command(
         settings |= {"fill": "painted" if app else "smooth"} if wanted.kind == "remove" else {}
     shown = masks.overlay(picture, selection)
     beside = {name: target.with_name(f"{target.stem}_{name}.png") for name in ("overlay", "mask", "sheet")}
+    written: list[Path] = []
+
+    def save(picture: Image, path: Path) -> None:
+        written.append(pictures.save(picture, path, settings))
+        if not console.as_json:
+            print(written[-1], flush=True)
+
     # The overlay comes first, so that it can be looked at while a model paints.
-    print(pictures.save(shown, beside["overlay"], settings))
-    _say(f"selected: {selection.hard.mean():.1%} of the picture, within {selection.box}", how)
+    save(shown, beside["overlay"])
+    console.remark(f"selected: {selection.hard.mean():.1%} of the picture, within {selection.box}")
+    if how:
+        console.remark(how)
+    told = {"written": written, "selected": float(selection.hard.mean()), "box": selection.box, "settings": settings}
     if wanted is None:
-        print(pictures.save(selection.image, beside["mask"], settings))
+        save(selection.image, beside["mask"])
+        console.answer(told, lambda: None)
         return
     with machine.only_memory_that_is_there(), progress.task("edit", total=steps) as step:
         edited, made = edit.edit(
@@ -103,19 +122,11 @@ def command(
             seed=seed,
             callback=lambda done, total, _: step(f"step {done} of {total}"),
         )
-    settings |= {"kind": wanted.kind, "seed": seed}
-    if made is not None:
-        settings |= made.settings[0]
-    print(pictures.save(edited, target, settings))
-    print(pictures.save(selection.image, beside["mask"], settings))
-    side = pictures.sheet([picture, shown, edited], ["before", select or "selection", change or ""])
-    print(pictures.save(side, beside["sheet"], settings))
-
-
-def _say(*lines: str) -> None:
-    for line in lines:
-        if line and not console.quiet:
-            print(line, file=sys.stderr)
+    settings.update({"kind": wanted.kind, "seed": seed}, **(made.settings[0] if made is not None else {}))
+    save(edited, target)
+    save(selection.image, beside["mask"])
+    save(pictures.sheet([picture, shown, edited], ["before", select or "selection", change or ""]), beside["sheet"])
+    console.answer(told, lambda: None)
 
 
 def _box(text: str) -> tuple[int, int, int, int]:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsmith.cli import console
+from opsmith.measure.units import size
+
+if TYPE_CHECKING:
+    from opsmith.exporter import Exported
 
 PANEL = "Road"
 ORDER = 10
+JSON = {
+    "folder": "the model or pipeline folder",
+    "variants": "each .onnx file that was written",
+    "remarks": "lines for people",
+    "max_abs_error": "largest difference from PyTorch over all checked shapes",
+}
 EXAMPLES = (
     "opsmith export openai-community/gpt2 models/gpt2",
     "opsmith export ./my-bert models/bert --exporter torchscript",
@@ -38,7 +48,6 @@ def command(
 ) -> None:
     """Export a model to ONNX with test data, proved equal to PyTorch."""
     import opsmith
-    from opsmith import session
 
     result = opsmith.export(
         source,
@@ -50,12 +59,18 @@ def command(
         revision=revision,
         verbose=console.verbose,
     )
+    console.answer(result, lambda: _print(result), written=result.folder)
+
+
+def _print(result: Exported) -> None:
+    from opsmith import session
+
     table = console.table("variant", ">size", ">shapes checked", ">max abs error", ">seconds")
     for variant in result.variants:
         verified = variant.record["verified"]
         table.add_row(
             str(variant.folder.relative_to(result.folder)),
-            f"{session.size_on_disk(variant) / 1e6:.1f} MB",
+            size(session.size_on_disk(variant)),
             str(len(verified["cases"])),
             f"{verified['max_abs_error']:.1e}",
             f"{sum(variant.record['timings'].values()):.1f}",

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import resource
-import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from opsmith.cli import console
+from opsmith.measure.units import size
 
 PANEL = "Applications"
 ORDER = 71
+JSON = {
+    "pictures": "each file, and all settings that make it again",
+    "seconds": "in all",
+    "step_seconds": "of each step",
+    "peak_memory": "bytes",
+    "variants": "component -> the variant that was used",
+    "remarks": "lines for people",
+}
 EXAMPLES = (
     'opsmith imagine "a red apple on a table"',
     'opsmith imagine "a castle" --model models/sd --steps 20 --seed 7 --out castle.png',
@@ -72,7 +80,10 @@ def command(
             nonlocal before
             now = time.perf_counter()
             # Schedulers and start pictures change how many steps there are, so the bar counts percents.
-            step(f"step {done} of {total}, {now - before:.2f} s", 100 * done // total - 100 * (done - 1) // total)
+            step(
+                f"{_place(done, total, n, batch)}, {now - before:.2f} s",
+                100 * done // total - 100 * (done - 1) // total,
+            )
             before = now
 
         made = app.generate(
@@ -92,19 +103,47 @@ def command(
             callback=show,
             torch_noise=torch_noise,
         )
+    written = []
     for i, (image, settings) in enumerate(zip(made.images, made.settings)):
         path = out if n == 1 else out.with_name(f"{out.stem}_{i}{out.suffix}")
-        print(pictures.save(image, path, settings))
-    if not console.quiet:
-        for remark in made.remarks:
-            print(f"note: {remark}", file=sys.stderr)
-        times = sorted(made.step_seconds)
-        used = ", ".join(f"{k} {v}" for k, v in app.variants.items() if k != "vae_encoder")
-        print(
-            f"{len(times)} steps, median {times[len(times) // 2]:.3f} s; {made.seconds:.1f} s in all; "
-            f"peak memory {console.bytes_text(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)}; {used}",
-            file=sys.stderr,
-        )
+        written.append(pictures.save(image, path, settings))
+    told = {
+        "pictures": [{"file": file, "settings": settings} for file, settings in zip(written, made.settings)],
+        "seconds": made.seconds,
+        "step_seconds": made.step_seconds,
+        "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "variants": app.variants,
+        "remarks": made.remarks,
+    }
+    console.answer(told, lambda: _print(told), written=written)
+
+
+def _place(done: int, total: int, n: int, batch: int) -> str:
+    """Which step of which picture the DONE-th of all TOTAL steps is."""
+    groups = -(-n // batch)  # pictures that are made together
+    each = total // groups
+    group, step = divmod(done - 1, each)
+    first, last = group * batch + 1, min(n, (group + 1) * batch)
+    which = f"picture {first}" if first == last else f"pictures {first} to {last}"
+    return f"{which} of {n}, step {step + 1} of {each}" if n > 1 else f"step {step + 1} of {each}"
+
+
+def _print(told: dict[str, Any]) -> None:
+    for picture in told["pictures"]:
+        print(picture["file"])
+    for line in told["remarks"]:
+        console.remark(f"note: {line}")
+    times = sorted(told["step_seconds"])
+    used = ", ".join(f"{k} {v}" for k, v in told["variants"].items() if k != "vae_encoder")
+    console.remark(
+        f"{_steps(told)}, median {times[len(times) // 2]:.3f} s; {told['seconds']:.1f} s in all; "
+        f"peak memory {size(told['peak_memory'])}; {used}"
+    )
+
+
+def _steps(told: dict[str, Any]) -> str:
+    count, pictures = len(told["step_seconds"]), len(told["pictures"])
+    return f"{count} steps" if pictures == 1 else f"{count} steps for {pictures} pictures"
 
 
 def _starter() -> Path:

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsmith.cli import console
+from opsmith.measure import units
 
 if TYPE_CHECKING:
     from opsmith.measure.inspect import FolderInfo, ModelInfo, ValueInfo
 
 PANEL = "Road"
 ORDER = 11
+JSON = {
+    "path": "of the model",
+    "size": "bytes on disk, with its external data",
+    "nodes": "how many",
+    "parameters": "numbers in its weights",
+    "opsets": "domain -> version",
+    "ir_version": "of the file",
+    "producer": "who made it",
+    "inputs": "name, type, shape",
+    "outputs": "likewise",
+    "dynamic_dims": "symbol -> where it stands",
+    "ops": "per operator: count, FLOPs, share",
+    "flops": "of one run at `flops_dims`; null if they were not counted",
+    "flops_dims": "symbol -> size",
+    "flops_measured": "whether a run told the shapes",
+    "flops_note": "why some were not counted",
+    "not_counted": "operators without a count",
+    "functions": "model-local ones",
+    "external": "files of external data",
+    "record": "opsmith.json of a variant",
+    "kind": "`model`; of a model or pipeline folder what it is, with `path`, `variants` and `other` instead of the rest",
+}
 EXAMPLES = (
     "opsmith inspect model.onnx",
     "opsmith inspect models/bert/dynamo --shape sequence=128 --json",
@@ -28,19 +49,13 @@ def command(
         list[str] | None, typer.Option(help="Count FLOPs at this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
     ] = None,
     flops: Annotated[bool, typer.Option(help="Count FLOPs; may run the model once to learn its shapes.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Show what is in a model: inputs, outputs, size, operators, FLOPs, dynamic dims."""
     from opsmith.check import inputs
     from opsmith.measure.inspect import FolderInfo, inspect
 
     info = inspect(model, dims=inputs.parse_fixed(shape or []), count_flops=flops)
-    if as_json:
-        print(json.dumps(dataclasses.asdict(info), indent=2))
-    elif isinstance(info, FolderInfo):
-        show_folder(info)
-    else:
-        show_model(info)
+    console.answer(info, lambda: show_folder(info) if isinstance(info, FolderInfo) else show_model(info))
 
 
 def show_model(info: ModelInfo) -> None:
@@ -63,10 +78,10 @@ def _show_facts(info: ModelInfo) -> None:
     facts.show_header = False
     facts.add_row("model", info.path or "in memory")
     facts.add_row("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in info.opsets.items()))
-    facts.add_row("parameters", f"{info.parameters:,}")
+    facts.add_row("parameters", "packed for the library" if info.parameters is None else f"{info.parameters:,}")
     if info.size is not None:
         external = f" with {', '.join(info.external)}" if info.external else ""
-        facts.add_row("on disk", console.bytes_text(info.size) + external)
+        facts.add_row("on disk", units.size(info.size) + external)
     if info.flops is not None:
         at = ", ".join(f"{symbol}={value}" for symbol, value in info.flops_dims.items())
         facts.add_row("FLOPs", console.count_text(info.flops) + (f" at {at}" if at else ""))
@@ -102,7 +117,7 @@ def show_folder(info: FolderInfo) -> None:
     )
     for component, variants in info.variants.items():
         for index, v in enumerate(variants):
-            size = console.bytes_text(v.size)
+            size = units.size(v.size)
             table.add_row(component if index == 0 else "", v.name, v.verb, v.parent, size, str(v.test_sets))
     if info.kind == "model folder":
         table.columns.pop(0)

@@ -9,12 +9,24 @@ import typer
 
 from opsmith.cli import console
 from opsmith.errors import OpsmithError
+from opsmith.measure.units import faster, size
 
 if TYPE_CHECKING:
+    from opsmith.rewriter.engine import RuleResult
+    from opsmith.rewriter.rule import Rule
     from opsmith.rewriter.verb import OptimizeResult, Summary
 
 PANEL = "Road"
 ORDER = 20
+JSON = {
+    "variant": "the .onnx file that was written",
+    "rules": "how often each rule fired, and its nearest miss",
+    "before": "the source: `nodes` per operator, `size` in bytes, `flops`, `milliseconds`",
+    "after": "the result, likewise",
+    "error": "largest absolute difference of the outputs",
+    "timed_with": "the inputs, where they come from, and the threads",
+    "trials": "with --measure: what each rule gained, and whether it was kept",
+}
 EXAMPLES = (
     "opsmith optimize model.onnx better.onnx",
     "opsmith optimize model.onnx better.onnx --explain attention",
@@ -35,6 +47,9 @@ def command(
     list_rules: Annotated[bool, typer.Option("--list", help="List the rules and exit.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Do not time the result.")] = False,
     shapes: Annotated[int, typer.Option(min=0, help="How many random shapes to verify with.")] = 3,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Verify and time at this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace DEST even if it was made from another model.")
@@ -47,10 +62,11 @@ def command(
     if src is None:
         raise OpsmithError("no model given", "opsmith optimize SRC DEST")
     if explain_rule is not None:
-        _explain(src, explain_rule, level, target, rules)
+        _explain(src, explain_rule, level, target, rules, only)
         return
     if dest is None:
         raise OpsmithError("no destination given", "opsmith optimize SRC DEST")
+    from opsmith.check.inputs import parse_fixed
     from opsmith.rewriter.verb import optimize
 
     result = optimize(
@@ -63,25 +79,34 @@ def command(
         measure=measure,
         only=only,
         timing=not quick,
-        shapes=shapes,
+        shapes=parse_fixed(shape) if shape else shapes,
         threads=threads,
     )
-    _print(result)
+    console.answer(result, lambda: _print(result), written=result.variant.path)
 
 
 def _print_rules() -> None:
     from opsmith.rewriter import rules as rule_list
 
     table = console.table("rule", "-O", "targets", "what it does")
+    found = []
     for rule in rule_list.ALL:
+        found.append({"name": rule.name, "level": rule.level, "targets": rule.targets, "algebra": rule.algebra})
         table.add_row(rule.name, str(rule.level), ", ".join(rule.targets), console.escape(rule.algebra))
-    console.show(table)
+    console.answer({"rules": found}, lambda: console.show(table))
 
 
-def _explain(src: Path, name: str, level: int, target: str, rules: Path | None) -> None:
+def _explain(src: Path, name: str, level: int, target: str, rules: Path | None, only: list[str] | None) -> None:
     from opsmith.rewriter.verb import explain
 
-    rule, result = explain(src, name, level, target, rules)
+    rule, result = explain(src, name, level, target, rules, only=only)
+    console.answer(
+        {"rule": rule.name, "algebra": rule.algebra, "matches": result.matches, "near_miss": result.near_miss},
+        lambda: _print_explained(src, rule, result),
+    )
+
+
+def _print_explained(src: Path, rule: Rule, result: RuleResult) -> None:
     console.say(f"[bold]{rule.name}[/]: {console.escape(rule.algebra)}")
     if result.matches:
         console.say(f"fires {result.matches} times in {console.escape(str(src))}")
@@ -118,22 +143,21 @@ def _print(result: OptimizeResult) -> None:
         if a != b:
             table.add_row(name, str(a), str(b))
     table.add_row("[bold]all nodes[/]", str(before.total), str(after.total))
-    table.add_row("size", _bytes(before.size), _bytes(after.size))
+    table.add_row("size", size(before.size), size(after.size))
     table.add_row("GFLOPs", _giga(before.flops), _giga(after.flops))
     if before.milliseconds is not None and after.milliseconds is not None:
         table.add_row("time, ms", f"{before.milliseconds:.2f}", f"{after.milliseconds:.2f}")
+        table.add_row("", "", faster(before.milliseconds / after.milliseconds))
     if result.error is not None:
         table.add_row("max abs error", "", f"{result.error:.1e}")
     console.show(table)
-    console.say(f"written: {console.escape(str(result.variant.path))}")
+    if result.timed_with is not None:
+        console.say(f"timed with {console.escape(result.timed_with)}")
+    console.say(f"wrote {console.escape(str(result.variant.path))}")
 
 
 def _change(name: str, before: Summary, after: Summary) -> int:
     return abs(before.nodes.get(name, 0) - after.nodes.get(name, 0))
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 2**20:.1f} MB"
 
 
 def _giga(flops: int | None) -> str:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 PANEL = "Workbench"
 ORDER = 61
+JSON = {
+    "profiles": "one per model: latency, threads, inputs, `ops` per operator type and `nodes` one by one, in microseconds",
+    "comparisons": "of each further model with the first: `types` and `nodes`, which stand for the same nodes of the original",
+}
 EXAMPLES = (
     "opsmith profile model.onnx",
     "opsmith profile models/bert/dynamo models/bert/dynamo_compiled --threads 1 --nodes 20",
@@ -39,12 +43,11 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, or cuda on a machine that has it.")] = "cpu",
     traces: Annotated[Path | None, typer.Option(help="Folder for the Chrome traces; default in the cache.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Show where the time goes, per op type and per node; with several models, what changed between them."""
     from opsmith.check import inputs
     from opsmith.check.feed import parse_given
-    from opsmith.measure.profile import profile, to_json
+    from opsmith.measure.profile import profile, to_dict
 
     fixed = inputs.parse_fixed(shape or [])
     profiles = profile(
@@ -57,9 +60,10 @@ def command(
         device=device,
         keep=traces,
     )
-    if as_json:
-        print(to_json(profiles))
-        return
+    console.answer(to_dict(profiles), lambda: _print(profiles, nodes))
+
+
+def _print(profiles: Sequence[Profile], nodes: int) -> None:
     for one in profiles:
         print_profile(one, nodes)
     for other in profiles[1:]:

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsmith.cli import console
+from opsmith.measure.units import size
+
+if TYPE_CHECKING:
+    from opsmith.compress.prune import PruneResult
 
 PANEL = "Road"
 ORDER = 31
+JSON = {
+    "variant": "the .onnx file that was written",
+    "method": "as asked for",
+    "groups": "attentions and hidden layers: units before, units kept",
+    "refused": "what cannot be cut, with the reason",
+    "weights": "numbers in the model before and after (magnitude: those that are not zero)",
+    "before": "bytes on disk",
+    "after": "bytes on disk",
+    "quality": "as in `opsmith quantize --json`",
+    "judged_apart": "on calibration cases that the choice has not seen",
+    "note": "for people",
+}
 EXAMPLES = (
     "opsmith prune models/gpt2/dynamo models/gpt2/smaller --ratio 0.2",
     "opsmith prune model.onnx smaller.onnx --method heads --calibration text.txt",
@@ -54,6 +70,10 @@ def command(
         samples=samples,
         threads=threads,
     )
+    console.answer(result, lambda: _print(result), written=result.variant.path)
+
+
+def _print(result: PruneResult) -> None:
     if result.groups:
         table = console.table("group", "units", ">before", ">kept")
         for row in result.groups:
@@ -63,7 +83,7 @@ def command(
         console.say(f"left as it was: {console.escape(line)}")
     quality = result.quality
     table = console.table("", ">before", ">after")
-    table.add_row("size", console.bytes_text(result.before), console.bytes_text(result.after))
+    table.add_row("size", size(result.before), size(result.after))
     what = "weights that are not zero" if result.method == "magnitude" else "weights"
     table.add_row(what, str(result.weights[0]), str(result.weights[1]))
     table.add_row("relative error", "", f"{quality.error:.2e}")
@@ -79,4 +99,4 @@ def command(
     )
     if result.note:
         console.say(f"note: {result.note}")
-    console.say(f"written: {console.escape(str(result.variant.path))}")
+    console.say(f"wrote {console.escape(str(result.variant.path))}")

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsmith.cli import console
+from opsmith.measure.units import size
+
+if TYPE_CHECKING:
+    from opsmith.compress.quantize import QuantizeResult
 
 PANEL = "Road"
 ORDER = 30
+JSON = {
+    "variant": "the .onnx file that was written",
+    "method": "as asked for",
+    "quantized": "layers, or weights for fp16",
+    "left": "what stayed as it was, with the reason",
+    "before": "bytes on disk",
+    "after": "bytes on disk",
+    "quality": "relative and absolute error, cosine similarity, for logits KL divergence and top-1 agreement",
+    "sweep": "the error of each layer alone, and the bits it got; empty without --max-error or --min-quality",
+}
 EXAMPLES = (
     "opsmith quantize models/gpt2/dynamo models/gpt2/int8",
     "opsmith quantize model.onnx small.onnx --bits 4 --min-quality 0.98",
@@ -74,6 +88,10 @@ def command(
         spare=spare,
         threads=threads,
     )
+    console.answer(result, lambda: _print(result), written=result.variant.path)
+
+
+def _print(result: QuantizeResult) -> None:
     if result.sweep:
         table = console.table("layer", ">shape", ">error alone", ">bits", title="sensitivity, worst first")
         for row in result.sweep:
@@ -84,7 +102,7 @@ def command(
         console.say(f"left as it was: {console.escape(line)}")
     quality = result.quality
     table = console.table("", ">before", ">after")
-    table.add_row("size", console.bytes_text(result.before), console.bytes_text(result.after))
+    table.add_row("size", size(result.before), size(result.after))
     table.add_row("weights quantized", "", str(result.quantized))
     table.add_row("relative error", "", f"{quality.error:.2e}")
     table.add_row("max abs error", "", f"{quality.max_abs:.2e}")
@@ -93,4 +111,4 @@ def command(
         table.add_row("KL divergence, nats", "", f"{quality.kl:.2e}")
         table.add_row("top-1 agreement", "", f"{quality.top1:.1%}")
     console.show(table)
-    console.say(f"written: {console.escape(str(result.variant.path))}")
+    console.say(f"wrote {console.escape(str(result.variant.path))}")

@@ -12,6 +12,7 @@ from opsmith.cli import console
 
 PANEL = "Workbench"
 ORDER = 63
+JSON = {"written": "the page and, beside it, all its figures as JSON"}
 EXAMPLES = (
     "opsmith report models/bert",
     "opsmith report models/bert --out bert.html --seconds 60",
@@ -47,4 +48,9 @@ def command(
         rtol=rtol,
         atol=atol,
     )
-    console.say(f"wrote {escape(str(path))} and {escape(path.with_suffix('.json').name)}")
+    written = [path, path.with_suffix(".json")]
+    console.answer(
+        {"written": written},
+        lambda: console.say(f"wrote {escape(str(written[0]))} and {escape(written[1].name)}"),
+        written=written,
+    )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsmith.cli import console
 from opsmith.errors import OpsmithError
+from opsmith.measure.units import size
+
+if TYPE_CHECKING:
+    from opsmith.measure.score_pictures import PictureScore
+    from opsmith.measure.score_text import TextScore
 
 PANEL = "Workbench"
 ORDER = 66
@@ -21,6 +28,14 @@ EXAMPLES = {
         "opsmith score pictures dynamo int8 --model models/sd",
         "opsmith score pictures dynamo dynamo@steps=10 --sheet sheet.png",
     ),
+}
+
+JSON = {
+    "text": {"rows": "one per model: perplexity, KL divergence, agreement, bytes, tokens per second"},
+    "pictures": {
+        "rows": "one per variant: CLIP score, distances from the first variant's pictures, seconds, bytes",
+        "sheet": "the file with all pictures, if one was asked for",
+    },
 }
 
 app = typer.Typer(help="Quality as a number: is the smaller model still as good?", no_args_is_help=True)
@@ -66,18 +81,24 @@ def text_command(
         threads=threads,
         without_cache=without_cache or (),
     )
-    shown = [i for i, _ in enumerate(scoring.HEADINGS) if any(scoring.cells(r)[i] for r in rows)]
-    table = console.table(*((">" if i else "") + scoring.HEADINGS[i] for i in shown))
-    for row in rows:
-        table.add_row(*(console.escape(scoring.cells(row)[i]) for i in shown))
-    console.show(table)
-    console.say(f"{rows[0].predicted} tokens predicted; speeds are medians of {scoring.ROUNDS} rounds, batch 1")
+    console.answer({"rows": rows}, lambda: _print_text(rows))
     if markdown is not None:
         markdown.write_text(scoring.markdown(rows), encoding="utf-8")
     if csv is not None:
         csv.write_text(scoring.csv_text(rows), encoding="utf-8")
     if plot is not None:
         chart_text.plot(rows, plot)
+
+
+def _print_text(rows: Sequence[TextScore]) -> None:
+    from opsmith.measure import score_text as scoring
+
+    shown = [i for i, _ in enumerate(scoring.HEADINGS) if any(scoring.cells(r)[i] for r in rows)]
+    table = console.table(*((">" if i else "") + scoring.HEADINGS[i] for i in shown))
+    for row in rows:
+        table.add_row(*(console.escape(scoring.cells(row)[i]) for i in shown))
+    console.show(table)
+    console.say(f"{rows[0].predicted} tokens predicted; speeds are medians of {scoring.ROUNDS} rounds, batch 1")
 
 
 @app.command("pictures")
@@ -113,6 +134,14 @@ def pictures_command(
         clip=clip,
         threads=threads,
     )
+    told = [{f.name: getattr(r, f.name) for f in dataclasses.fields(r) if f.name != "images"} for r in rows]
+    file = None
+    if sheet is not None:
+        file = pictures.save(scoring.contact_sheet(rows), sheet, {"variants": list(variants), "steps": steps})
+    console.answer({"rows": told, "sheet": file}, lambda: _print_pictures(rows, file))
+
+
+def _print_pictures(rows: Sequence[PictureScore], sheet: Path | None) -> None:
     table = console.table(
         "variant", ">CLIP", ">PSNR", ">SSIM", ">feature distance", ">s/step", ">s/picture", ">peak", ">size"
     )
@@ -123,11 +152,9 @@ def pictures_command(
         cost = (
             f"{row.step_seconds:.3f}",
             f"{row.picture_seconds:.2f}",
-            *map(console.bytes_text, (row.peak_rss, row.bytes)),
+            *map(size, (row.peak_rss, row.bytes)),
         )
         table.add_row(console.escape(row.variant), f"{row.clip:.1f}", *far, *cost)
     console.show(table)
     if sheet is not None:
-        console.say(
-            str(pictures.save(scoring.contact_sheet(rows), sheet, {"variants": list(variants), "steps": steps}))
-        )
+        console.say(str(sheet))

@@ -11,6 +11,7 @@ from opsmith.cli.studio import Door, Given, start
 
 PANEL = "Applications"
 ORDER = 74
+JSON = {"address": "as soon as it answers there; the API is at its `v1`"}
 EXAMPLES = (
     "opsmith serve",
     "opsmith serve --model models/sd --writer models/gpt2 --port 9000",

@@ -15,6 +15,7 @@ from opsmith.errors import OpsmithError
 
 PANEL = "Applications"
 ORDER = 73
+JSON = {"address": "as soon as it answers there"}
 EXAMPLES = (
     "opsmith studio",
     "opsmith studio --model models/sd --no-browser",
@@ -101,6 +102,7 @@ def start(given: Given, out: Path, door: Door, *, page: bool, browser: bool = Fa
 
     def ready(address: str) -> None:
         what = f"the studio is at {address}" if page else f"the API is at {address}v1"
-        console.say(f"{escape(what)} [dim](Ctrl-C ends it)[/]")
+        told = f"{escape(what)} [dim](Ctrl-C ends it)[/]"
+        console.answer({"address": address}, lambda: console.say(told), written=address)
 
     server.run(studio, page=page, open_browser=browser, ready=ready, **dataclasses.asdict(door))

@@ -14,6 +14,9 @@ from opsmith.errors import OpsmithError
 
 PANEL = "Workbench"
 ORDER = 65
+JSON = {
+    "results": "each kernel and its sizes: CPU, threads, what was tried, the best and the compiler's own choice, in seconds",
+}
 EXAMPLES = (
     "opsmith tune --show",
     "opsmith tune --export zen4.json",
@@ -28,7 +31,6 @@ def command(
     load: Annotated[
         Path | None, typer.Option("--import", metavar="FILE", help="Add the results of FILE.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With --show: print JSON.")] = False,
 ) -> None:
     """Show, export or import what `compile --search 1` and `--search 2` measured."""
     from opsmith.compiler.tune.database import Database
@@ -40,23 +42,24 @@ def command(
         )
     database = Database()
     if export is not None:
-        console.say(f"wrote {database.export(export)} results to {export}")
+        number = database.export(export)
+        told = f"wrote {number} results to {export}"
+        console.answer({"written": export, "count": number}, lambda: console.say(told), written=export)
     elif load is not None:
         count = database.load(load)
         usable = sum(row.current for row in database.rows())
-        console.say(f"read {count} results; the database now has {usable} for this CPU and these kernels")
+        told = f"read {count} results; the database now has {usable} for this CPU and these kernels"
+        console.answer({"read": load, "count": count, "usable": usable}, lambda: console.say(told), written=count)
     else:
-        _show(as_json)
+        _show()
 
 
-def _show(as_json: bool) -> None:
-    import json
-
+def _show() -> None:
     from opsmith.compiler.tune import describe
     from opsmith.compiler.tune.database import Database
 
     rows = Database().rows()
-    if as_json:
+    if console.as_json:
         found = [
             {
                 "cpu": r.cpu,
@@ -72,7 +75,7 @@ def _show(as_json: bool) -> None:
             }
             for r in rows
         ]
-        print(json.dumps(found, indent=2))
+        console.answer({"results": found}, lambda: None)
         return
     current = [r for r in rows if r.current]
     table = console.table("kernel", "sizes", ">threads", ">search", ">tried", "best", ">us", ">own choice us", ">gain")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +15,14 @@ if TYPE_CHECKING:
 
 PANEL = "Road"
 ORDER = 50
+JSON = {
+    "ok": "whether all cases agree",
+    "cases": "each set of inputs: its name, dims, and per output the errors and tolerances",
+    "dropped": "inputs that A refuses or B was not made for, and why",
+    "parting": "with --bisect: the first value that differs, its nodes in A and B, its errors",
+    "note": "what --bisect could not do",
+    "unchecked": "why nothing was compared, if so",
+}
 EXAMPLES = (
     "opsmith verify model.onnx model_compiled.onnx",
     "opsmith verify models/bert/dynamo models/bert/int8 --rtol 0.05 --bisect",
@@ -45,7 +50,6 @@ def command(
     bisect: Annotated[bool, typer.Option("--bisect", help="Name the first node where the two part.")] = False,
     threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
     via: Annotated[str | None, typer.Option(help="ep: run B, or A itself, through the execution provider.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Check that B computes what A does; exit code 1 if not."""
     from opsmith.check import inputs
@@ -67,10 +71,7 @@ def command(
         provider=provider_for(via, b or a),
         precision=precision,
     )
-    if as_json:
-        console.out.print_json(json.dumps(_as_json(result)))
-    else:
-        _print(result)
+    console.answer(result, lambda: _print(result), written="the same" if result.ok else "differs")
     if not result.ok:
         raise typer.Exit(1)
 
@@ -94,7 +95,7 @@ def _print(result: VerifyResult) -> None:
         table.add_row(console.escape(name), check.dtype, *_figures(check), verdict)
     console.show(table)
     for dropped in result.dropped:
-        console.say(f"[yellow]shape dropped, the reference refuses it:[/] {console.escape(dropped)}")
+        console.say(f"[yellow]left out:[/] {console.escape(dropped)}")
     if result.unchecked:
         console.say(f"[yellow]not checked:[/] A runs on none of the inputs tried: {console.escape(result.unchecked)}")
         console.say("give --input, --shape or test data")
@@ -141,12 +142,3 @@ def _families(checks: list[OutputCheck]) -> list[tuple[str, OutputCheck]]:
 def _figures(check: OutputCheck) -> tuple[str, str, str, str]:
     needs = f"{check.needed_rtol:.1e} / {check.needed_atol:.1e}"
     return f"{check.max_abs:.3g}", f"{check.max_rel:.3g}", f"{check.cosine:.6f}", needs
-
-
-def _as_json(result: VerifyResult) -> dict[str, object]:
-    return {"ok": result.ok, **dataclasses.asdict(result, dict_factory=_finite)}
-
-
-def _finite(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON has no infinity; the arrays that a failed case was fed with are left out."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in pairs if k != "inputs"}

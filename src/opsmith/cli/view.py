@@ -12,6 +12,7 @@ from opsmith.errors import OpsmithError
 
 PANEL = "Road"
 ORDER = 12
+JSON = {"address": "of the page, as soon as it can be opened", "model": "the .onnx file"}
 EXAMPLES = (
     "opsmith view model.onnx",
     "opsmith view models/bert/dynamo --port 8080 --no-browser",
@@ -33,5 +34,7 @@ def command(
     except ImportError:
         raise OpsmithError("Netron is not installed", 'pip install ".[view]"') from None
     host, actual = netron.start(str(path), address=("localhost", port) if port else None, browse=browser)
-    console.say(f"{path} at http://{host}:{actual}, Ctrl-C to end")
+    address = f"http://{host}:{actual}"
+    told = f"{path} at {address}, Ctrl-C to end"
+    console.answer({"address": address, "model": path}, lambda: console.say(told), written=address)
     netron.wait()

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsmith.cli import console
 
+if TYPE_CHECKING:
+    from opsmith.compiler.repack import WeightsResult
+
 PANEL = "Road"
 ORDER = 45
+JSON = {
+    "variant": "the .onnx file that was written",
+    "tensors": "packed",
+    "seconds": "that it took",
+    "verified": "as `opsmith verify --json`; null with --no-verify",
+}
 EXAMPLES = (
     "opsmith weights models/gpt2/dynamo_compiled tuned.onnx models/gpt2/tuned_compiled",
     "opsmith weights models/gpt2/dynamo_compiled tuned.safetensors models/gpt2/tuned_compiled --source models/gpt2/dynamo",
@@ -34,6 +43,10 @@ def command(
     from opsmith.compiler.repack import weights
 
     result = weights(variant, new, dest, source=source, verify=verify)
+    console.answer(result, lambda: _print(result, variant), written=result.variant.folder)
+
+
+def _print(result: WeightsResult, variant: str) -> None:
     console.say(
         f"{result.tensors} weights packed in {result.seconds:.1f} s; library and source are those of {console.escape(variant)}"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,11 @@ from opsmith.errors import OpsmithError
 
 PANEL = "Applications"
 ORDER = 70
+JSON = {
+    "texts": "the prompts, or with --raw the prompt and what follows it",
+    "variant": "the .onnx file that wrote them",
+    "speed": "tokens and seconds of prompt and decoding",
+}
 EXAMPLES = (
     'opsmith write "a red apple"',
     'opsmith write --raw "Once upon a time" --n 1 --max-new-tokens 40',
@@ -70,10 +74,10 @@ def command(
         if count > 1 and heat == 0:
             raise OpsmithError(f"{count} greedy texts would all be the same", "--n 1, or --temperature 0.8")
         sampling = Sampling(heat, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram, seed)
-        live = count == 1 and not console.quiet
+        live = count == 1 and not console.quiet and not console.as_json
         room = generator.room([generator.encode(text)], max_new_tokens)
-        if max_new_tokens is None and room < NEW_TOKENS and not console.quiet:
-            print(f"at most {room} new tokens: the model's context holds {generator.context}", file=sys.stderr)
+        if max_new_tokens is None and room < NEW_TOKENS:
+            console.remark(f"at most {room} new tokens: the model's context holds {generator.context}")
 
         def show(_: int, piece: str) -> None:
             if live:
@@ -84,13 +88,14 @@ def command(
         found = generator.generate(
             text, max_new_tokens=room, sampling=sampling, n=count, stop=stop or (), lookup=lookup, on_text=show
         )
-        print() if live else [print(f"{text}{g.text}") for g in found]
+        lines = [f"{text}{g.text}" for g in found]
     else:
+        live = False
         chosen = load_style(style or "general", prompts) if style or prompts else None
-        for line in write_prompts(generator, text, n=n or 3, seed=seed, style=chosen):
-            print(line)
-    if not console.quiet:
-        print(f"{generator.path.parent.name}: {generator.speed}", file=sys.stderr)
+        lines = list(write_prompts(generator, text, n=n or 3, seed=seed, style=chosen))
+    told = {"texts": lines, "variant": generator.path, "speed": generator.speed}
+    console.answer(told, lambda: print() if live else print(*lines, sep="\n"))
+    console.remark(f"{generator.path.parent.name}: {generator.speed}")
 
 
 def _starter() -> str:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import onnx_ir as ir
 
 from opsmith import machine, progress, session, settings, store
@@ -19,7 +21,7 @@ from opsmith.check.feed import Given, Judged, judged_feed
 from opsmith.check.inputs import Fixed
 from opsmith.check.verify import VerifyResult
 from opsmith.compiler import geometry, keep, tune
-from opsmith.compiler.build import Compiler, build, find_compiler, write_sources
+from opsmith.compiler.build import BUILD_SCRIPT, Compiler, build, find_compiler, write_buildable
 from opsmith.compiler.convert import Blob, replace_regions, save_converted, seal_weights, write_weights
 from opsmith.compiler.cut import Cut, HandedBack, cut
 from opsmith.compiler.emit import NAMESPACE, Form, emit_instances, emit_region, emit_registration, instances
@@ -111,6 +113,22 @@ class CompileResult:
         """Nodes of the source that no longer run in ONNX Runtime."""
         return self.nodes - len(self.left)
 
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; docs/json.md says what the keys mean."""
+        return {
+            "written": self.variant,
+            "nodes": self.nodes,
+            "native": self.native,
+            "regions": self.regions,
+            "left": [{"op": op, "node": node, "why": why} for op, node, why in self.left],
+            "judged": None if self.judged is None else self.judged.to_dict(),
+            "timing": None if self.timing is None else self.timing.to_dict(),
+            "verified": self.verified,
+            "tuning": None if self.tuning is None else self.tuning.to_dict(),
+            "remarks": self.remarks,
+            "seconds": self.seconds,
+        }
+
 
 def compile(
     src: ModelLike,
@@ -137,6 +155,7 @@ def compile(
     for name, target in request.targets.items():
         if chosen.search and not runs_here(target):
             raise OpsmithError(f"kernels for {name} cannot be measured on this CPU", "compile for it with --search 0")
+    _check_not_compiled(src)
     clock = Clock()
     source = prepare(load(src, shapes))
     clock.lap("rewrite")
@@ -150,6 +169,16 @@ def compile(
         result = finish(best, request, draft)
     result.variant = Variant(store.find_model(dest))
     return result
+
+
+def _check_not_compiled(src: ModelLike) -> None:
+    if isinstance(src, (ir.Model, onnx.ModelProto)):
+        return
+    path = store.find_model(src)
+    if store.is_packed(path):
+        parent = store.read_record(path).get("parent")
+        hint = f"compile what it was made from: {parent}" if parent else "compile the model it was made from"
+        raise OpsmithError(f"{path} is compiled already: its nodes are inside its library", hint)
 
 
 # --- one attempt after the other ---
@@ -197,6 +226,7 @@ def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> It
             clock.lap("tune")
             attempt = build_attempt(cuts, request, draft, number, clock)
             pieces = attempt.cut
+            _give_test_data(path, request, attempt.draft, judged)
             attempt.result.tuning, attempt.result.judged = tuning, judged
             attempt.result.remarks += remarks
             number += 1
@@ -302,7 +332,9 @@ def finish(best: Attempt | None, request: Request, draft: Draft) -> CompileResul
 def record(draft: Draft, best: Attempt, request: Request) -> None:
     """Provenance: what was compiled, for which CPU, with which algorithms, how exact and how fast it was measured to be."""
     result = best.result
-    library = next(draft.folder.glob("lib*.so"), None)
+    library = _library(draft, best.domain)
+    if request.tool is None:
+        result.remarks.append(f"not built: {draft.source_folder.name}/{BUILD_SCRIPT} beside it does that")
     draft.record["compiled"] = _facts(best.cuts, result, best.domain, library, request.tool)
     if result.verified is not None:
         worst = result.verified.worst
@@ -374,7 +406,6 @@ def build_attempt(cuts: dict[str, Cut], request: Request, draft: Draft, number: 
     write_programs(cuts, own)
     clock.lap("build")
     save_converted(replace_regions(pieces.source, pieces.regions, blobs, domain, data), own.path, data)
-    _copy_test_data(request.src, own)
     attempt = Attempt(own, cuts, result, domain)
     own.record["compiled"] = _facts(cuts, result, domain, library, request.tool)
     own.write_record()  # sessions find the library through it
@@ -456,13 +487,17 @@ def emit(cuts: Mapping[str, Cut], forms: Sequence[Form]) -> tuple[list[SourceFil
 def make_library(
     sources: list[SourceFile], domain: str, draft: Draft, tool: Compiler | None, isa: geometry.InstructionSet
 ) -> Path:
-    library = draft.folder / f"lib{draft.path.stem}_{domain.rsplit('.', 1)[1]}.so"
+    library = _library(draft, domain)
     folder = draft.source_folder
     if tool is None:
-        write_sources(sources, folder)
+        write_buildable(sources, folder, library, isa)
         return library
     with progress.task("compiling kernels", sum(s.compiled for s in sources)) as step:
         return build(sources, folder, library, compiler=tool, isa=isa, on_step=lambda _: step())
+
+
+def _library(draft: Draft, domain: str) -> Path:
+    return draft.folder / f"lib{draft.path.stem}_{domain.rsplit('.', 1)[1]}.so"
 
 
 def check(source: Path, attempt: Attempt, request: Request) -> VerifyResult:
@@ -528,6 +563,20 @@ def _measured(result: CompileResult) -> dict[str, Any]:
 
 def _parent(src: ModelLike) -> ModelLike | None:
     return None if isinstance(src, ir.Model) else src
+
+
+def _give_test_data(source: Path, request: Request, draft: Draft, judged: Judged | None) -> None:
+    """The source's test data; fresh data where --shape asks for another size than it has."""
+    sizes = [{n: np.shape(a) for n, a in data.inputs.items()} for data in store.read_test_data(source)]
+    if not request.shapes or not sizes:
+        _copy_test_data(request.src, draft)
+    elif judged is not None and judged.feed is not None:
+        if all(size == {n: np.shape(a) for n, a in judged.feed.items()} for size in sizes):
+            _copy_test_data(request.src, draft)
+            return
+        running = session.load(source, optimize=False)
+        names = [o.name for o in running.get_outputs()]
+        store.write_test_data(draft.folder, judged.feed, dict(zip(names, session.run(running, judged.feed))))
 
 
 def _copy_test_data(src: ModelLike, draft: Draft) -> None:

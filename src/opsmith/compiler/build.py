@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -58,8 +59,7 @@ class Compiler:
         return [*self.command, *flags, *inputs]
 
     def flags(self, isa: InstructionSet, namespace: str = NAMESPACE) -> list[str]:
-        flags = [*FLAGS, *(["-march=native"] if isa == geometry.native() else isa.flags), isa.choice]
-        flags += [f"-D{NAMESPACE}={namespace}"] if namespace != NAMESPACE else []
+        flags = own_flags(isa, namespace)
         if self.name == "zig":
             flags += ["-x", "c++", "-fno-sanitize=all"]  # zig turns UBSan traps on by default
         return flags
@@ -72,6 +72,41 @@ class Compiler:
         if self.name == "zig":
             command = [*self.command, "-nostdlib++"]
         return [*command, *LINK_FLAGS, *(str(o) for o in objects), "-o", str(target), "-lm"]
+
+
+def own_flags(isa: InstructionSet, namespace: str = NAMESPACE) -> list[str]:
+    """Those that every compiler takes."""
+    flags = [*FLAGS, *(["-march=native"] if isa == geometry.native() else isa.flags), isa.choice]
+    return flags + ([f"-D{NAMESPACE}={namespace}"] if namespace != NAMESPACE else [])
+
+
+def write_buildable(sources: Sequence[Source], folder: Path, library: Path, isa: InstructionSet) -> None:
+    """Write the sources, the kernel headers that they include, and a script that builds LIBRARY from them."""
+    write_sources(sources, folder)
+    shutil.copytree(KERNELS, folder / "kernels", ignore=lambda _, names: [n for n in names if not n.endswith(".hpp")])
+    files: dict[str, list[str]] = {}
+    for source in (s for s in sources if s.compiled):
+        files.setdefault(shlex.join(own_flags(source.isa or isa, source.namespace)), []).append(source.name)
+    compiled = [_LOOP.format(files=" ".join(names), flags=flags) for flags, names in files.items()]
+    script = folder / BUILD_SCRIPT
+    text = _SCRIPT.format(library=library.name, compiled="".join(compiled), link=" ".join(LINK_FLAGS))
+    script.write_text(text, encoding="utf-8")
+    script.chmod(0o755)
+
+
+BUILD_SCRIPT = "build.sh"
+_LOOP = """for file in {files}; do
+  "${{CXX:-g++}}" {flags} -Ikernels -c "$file" -o "$objects/$(echo "$file" | tr / _).o"
+done
+"""
+_SCRIPT = """#!/bin/sh
+# Builds ../{library}, which ../opsmith.json names. With clang: CXX=clang++ CC=clang sh build.sh
+set -e
+cd "$(dirname "$0")"
+objects=$(mktemp -d)
+trap 'rm -rf "$objects"' EXIT
+{compiled}"${{CC:-gcc}}" {link} "$objects"/*.o -o "../{library}" -lm
+"""
 
 
 def find_compiler(wanted: str | None = None) -> Compiler:

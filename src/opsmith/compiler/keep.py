@@ -37,10 +37,20 @@ class Timing:
     after: float
     ratio: float
     busy: bool  # other processes used the CPU meanwhile
+    threads: int = 0
 
     @property
     def slower(self) -> bool:
         return self.ratio * SLACK < 1
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "before": self.before,
+            "after": self.after,
+            "speedup": self.ratio,
+            "busy": self.busy,
+            "threads": self.threads,
+        }
 
 
 class Judge:
@@ -74,7 +84,7 @@ class Judge:
                     use += contention.Use(**answer["use"])
         medians = [statistics.median(side) for side in zip(*pairs)]
         busy = use.contaminated(self.threads, machine.cores())
-        return Timing(medians[0], medians[1], statistics.median(b / a for b, a in pairs), busy)
+        return Timing(medians[0], medians[1], statistics.median(b / a for b, a in pairs), busy, self.threads)
 
     def losers(self, compiled: Path) -> list[GroupDifference]:
         """Groups of nodes that run slower compiled than in ONNX Runtime, clearly; the largest loss first."""

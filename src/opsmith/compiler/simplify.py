@@ -14,6 +14,7 @@ import onnx_ir.passes.common as common
 
 from opsmith import bounds, ops
 from opsmith.analysis.registry import INFER
+from opsmith.check.inputs import dim_name
 from opsmith.check.origins import made_up_name
 from opsmith.errors import OpsmithError
 from opsmith.rewriter import passes
@@ -86,7 +87,8 @@ def fix_dims(model: ir.Model, shapes: Mapping[str, int | Sequence[int]]) -> None
     `--shape symbol=32` gives one symbol its value.
     """
     by_name = {v.name: v for v in model.graph.inputs}
-    symbols = {str(d.value) for v in by_name.values() for d in v.shape or () if isinstance(d, ir.SymbolicDim)}
+    named = {name: _symbols(value) for name, value in by_name.items()}
+    symbols = {d for dims in named.values() for d in dims if isinstance(d, str)}
     values = {name: size for name, size in shapes.items() if isinstance(size, int) and name in symbols}
     for name, given in shapes.items():
         if name in values:
@@ -95,23 +97,26 @@ def fix_dims(model: ir.Model, shapes: Mapping[str, int | Sequence[int]]) -> None
         if name not in by_name:
             raise OpsmithError(
                 f"--shape names {name!r}, which is neither an input nor a dim of the model",
-                f"it has the inputs {', '.join(map(str, by_name))} and the dims {', '.join(sorted(symbols - {'None'})) or 'none'}",
+                f"it has the inputs {', '.join(map(str, by_name))} and the dims {', '.join(sorted(symbols)) or 'none'}",
             )
-        _bind(name, by_name[name].shape, dims, values)
+        _bind(name, named[name], dims, values)
         by_name[name].shape = ir.Shape(dims)
     for value in model.graph.inputs:
         if value.shape is not None:
-            known = [values.get(str(d.value), d) if isinstance(d, ir.SymbolicDim) else d for d in value.shape]
-            value.shape = ir.Shape(known)
+            value.shape = ir.Shape([values.get(str(s), d) for s, d in zip(named[value.name], value.shape)])
 
 
-def _bind(name: str, shape: ir.Shape | None, dims: Sequence[int], values: dict[str, int]) -> None:
+def _symbols(value: ir.Value) -> list[int | str]:
+    return [dim_name(d, value.name or "", axis) for axis, d in enumerate(value.shape or ())]
+
+
+def _bind(name: str, shape: Sequence[int | str], dims: Sequence[int], values: dict[str, int]) -> None:
     """Enter into VALUES what DIMS make of the symbols of an input's shape."""
-    if shape is None or len(shape) != len(dims):
-        raise OpsmithError(f"--shape {name}: {len(dims)} dims given, the model has {shape}")
+    if len(shape) != len(dims):
+        raise OpsmithError(f"--shape {name}: {len(dims)} dims given, the model has {list(shape)}")
     for have, want in zip(shape, dims):
         if isinstance(have, int):
             if have != want:
                 raise OpsmithError(f"--shape {name}: the model fixes a dim at {have}, not {want}")
-        elif have.value is not None and values.setdefault(str(have.value), want) != want:
-            raise OpsmithError(f"--shape gives {have.value} two values, {values[str(have.value)]} and {want}")
+        elif values.setdefault(have, want) != want:
+            raise OpsmithError(f"--shape gives {have} two values, {values[have]} and {want}")

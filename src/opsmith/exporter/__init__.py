@@ -45,6 +45,10 @@ class Exported:
     def max_abs_error(self) -> float:
         return max(float(v.record["verified"]["max_abs_error"]) for v in self.variants)
 
+    def to_dict(self) -> dict[str, object]:
+        files = {"folder": self.folder, "variants": list(self.variants)}
+        return {**files, "remarks": list(self.remarks), "max_abs_error": self.max_abs_error}
+
 
 def export(
     source: str | os.PathLike[str],

@@ -16,7 +16,6 @@ import contextlib
 import csv
 import dataclasses
 import io
-import json
 import math
 import os
 import random
@@ -45,7 +44,7 @@ RERUN_LIMIT = 3  # at most this many times the wanted rounds are tried to get cl
 LEAST_CLEAN = 0.5  # with fewer clean rounds than this share of the wanted ones, all rounds are used, and it is said
 
 _COLUMNS = """
-    variant runtime median_s p5_s p95_s ratio ratio_low ratio_high load_s first_s peak_rss size gflops
+    variant runtime median_s p5_s p95_s speedup speedup_low speedup_high load_s first_s peak_rss size gflops
     share_of_peak samples disturbed left_out verified
 """.split()
 
@@ -68,7 +67,7 @@ class Entry:
     path: str
     runtime: str
     run: Summary
-    ratio: Ratio
+    speedup: Ratio  # time of the first over its own: above 1 is faster
     load: float
     first: float
     peak_rss: int
@@ -124,27 +123,15 @@ class BenchResult:
             row["gflops"] = entry.gflops
         return data
 
-    def to_json(self) -> str:
-        return json.dumps(finite(self.to_dict()), indent=2)
-
     def to_csv(self) -> str:
         lines = io.StringIO()
         writer = csv.writer(lines)
         writer.writerow(_COLUMNS)
         for e in self.entries:
-            ratio = [e.ratio.value, e.ratio.low, e.ratio.high]
-            row = [e.label, e.runtime, e.run.median, e.run.p5, e.run.p95, *ratio, e.load, e.first, e.peak_rss, e.size]
+            gain = [e.speedup.value, e.speedup.low, e.speedup.high]
+            row = [e.label, e.runtime, e.run.median, e.run.p5, e.run.p95, *gain, e.load, e.first, e.peak_rss, e.size]
             writer.writerow([*row, e.gflops, e.share_of_peak, e.samples, e.disturbed, e.left_out, e.verified])
         return lines.getvalue()
-
-
-def finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: they become null."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # --- what to bench ----------------------------------------------------------------------------------------
@@ -177,12 +164,19 @@ def find_candidates(
 
 
 def expand(where: store.PathLike | store.Variant) -> list[Path]:
-    """The model files that a path means; a model folder means all its variants."""
+    """The model files that a path means; a model folder means all its variants that can run."""
     if not isinstance(where, store.Variant):
         path = Path(where)
         if path.is_dir() and not list(path.glob("*.onnx")) and (inside := store.variants(path)):
-            return [variant.path for variant in inside]
+            return [variant.path for variant in inside if store.is_built(variant.path)]
     return [store.find_model(where)]
+
+
+def _unbuilt(paths: Sequence[store.PathLike | store.Variant]) -> list[str]:
+    folders = [Path(p) for p in paths if not isinstance(p, store.Variant) and Path(p).is_dir()]
+    return [
+        v.name for f in folders if not list(f.glob("*.onnx")) for v in store.variants(f) if not store.is_built(v.path)
+    ]
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
@@ -290,7 +284,7 @@ def bench(
     threads = settings.get(threads=threads).threads or machine.cores()
     feed, origin = choose_inputs(candidates[0].path, shapes, seed, inputs)
     started = time.monotonic()
-    notes: list[str] = []
+    notes = [f"{name} was left out: it is not built yet" for name in _unbuilt(paths)]
     with tempfile.TemporaryDirectory(prefix="opsmith-bench-") as folder:
         store.write_test_data(Path(folder) / "inputs", feed, {})
         tracks = [_Track(candidate) for candidate in candidates]
@@ -482,7 +476,7 @@ def _entry(
         path=candidate.path.name,
         runtime=candidate.runtime,
         run=run,
-        ratio=_ratio(taken, clean, i, 0, seed),
+        speedup=_ratio(taken, clean, 0, i, seed),
         load=plain_statistics.median(track.load),
         first=plain_statistics.median(track.first),
         peak_rss=max(track.peak_rss),

@@ -8,6 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from opsmith.errors import OpsmithError
 from opsmith.measure.bench import BenchResult, Entry
+from opsmith.measure.units import faster
 
 _INK, _SOFT, _GRID, _PAPER = "#1d2733", "#5b6b7c", "#e3e8ee", "#ffffff"
 _BARS = ("#8796a8", "#d9622b", "#2f7d95", "#6a994e", "#9b5094", "#b8860b")
@@ -66,7 +67,8 @@ def _words(entry: Entry, index: int, factor: float, unit: str) -> str:
     if index == 0:
         return time
     verified = "" if entry.verified else "\noutputs differ"
-    return f"{time}\n{entry.ratio.value:.3f} x  [{entry.ratio.low:.3f}, {entry.ratio.high:.3f}]{verified}"
+    gain = entry.speedup
+    return f"{time}\n{faster(gain.value)}  [{gain.low:.3f}, {gain.high:.3f}]{verified}"
 
 
 def nice_step(largest: float, ticks: int = 5) -> float:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opsmith import session, store
 from opsmith.check.verify import VerifyResult, verify
 from opsmith.measure import profile as profiling
-from opsmith.measure.bench import BenchResult, bench, finite
+from opsmith.measure.bench import BenchResult, bench
+from opsmith.measure.inspect import parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,16 +43,15 @@ class CompareResult:
         rows = [(op, self.a.ops.get(op, 0), self.b.ops.get(op, 0)) for op in names]
         return sorted((r for r in rows if r[1] != r[2]), key=lambda r: (-abs(r[2] - r[1]), r[0]))
 
-    def to_json(self) -> str:
-        data: dict[str, Any] = {
+    def to_dict(self) -> dict[str, Any]:
+        return {
             "a": dataclasses.asdict(self.a),
             "b": dataclasses.asdict(self.b),
             "verified": self.verified.ok,
             "outputs": [dataclasses.asdict(check) for check in self.verified.worst],
             "bench": self.bench.to_dict(),
-            **json.loads(profiling.to_json(self.profiles)),
+            **profiling.to_dict(self.profiles),
         }
-        return json.dumps(finite(data), indent=2)
 
 
 def compare(
@@ -94,6 +93,6 @@ def graph_facts(model: store.PathLike | store.Variant) -> GraphFacts:
     ops = collections.Counter(
         n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}.{n.op_type}" for n in opened.graph
     )
-    sizes = [v.const_value.size for v in opened.graph.initializers.values() if v.const_value is not None]
-    parameters = None if store.libraries(store.find_model(model)) else sum(sizes)
-    return GraphFacts(len(opened.graph), parameters, session.size_on_disk(store.find_model(model)), dict(ops))
+    path = store.find_model(model)
+    count = None if store.is_packed(path) else parameters(opened)
+    return GraphFacts(len(opened.graph), count, session.size_on_disk(path), dict(ops))

@@ -59,6 +59,7 @@ def distill(
     function: str | None = None,
     nodes: str | None = None,
     pattern: str | None = None,
+    name: str | None = None,
     max: int = 4,
     light: bool = False,
     shapes: Mapping[str, int | Sequence[int]] | None = None,
@@ -68,7 +69,7 @@ def distill(
     """Cut up to MAX occurrences out of MODEL into folders DEST/<name>_<i>/original, different ones first.
 
     One of FUNCTION (a function or operator by name), NODES ("first..last", names of nodes or values) and PATTERN (a
-    rewrite rule) says what to cut. LIGHT replaces the weights by random numbers of the same mean and spread.
+    rewrite rule) says what to cut, NAME what to call it instead. LIGHT replaces the weights by random numbers of the same mean and spread.
     """
     if sum(x is not None for x in (function, nodes, pattern)) != 1:
         raise OpsmithError("give exactly one of --function, --nodes and --pattern")
@@ -80,12 +81,12 @@ def distill(
     proto = store.read_proto(path)
     graph = graph_of(proto)
     if function is not None:
-        name, groups = function, find_function(proto, function)
+        called, groups = function, find_function(proto, function)
     elif nodes is not None:
-        name, groups = nodes.replace("..", "_to_"), [find_between(graph, nodes)]
+        called, groups = nodes.replace("..", "_to_"), [find_between(graph, nodes)]
     else:
         assert pattern is not None
-        name, groups = pattern, find_pattern(path, graph, pattern)
+        called, groups = pattern, find_pattern(path, graph, pattern)
     occurrences = [close(proto, graph, group) for group in groups]
     feed, _ = bench.choose_inputs(path, shapes, seed)
     with progress.task("distill") as step:
@@ -99,7 +100,7 @@ def distill(
         written = []
         for i, occurrence in enumerate(chosen):
             step(f"writing {i + 1} of {len(chosen)}")
-            folder = Path(dest) / f"{_file_name(name)}_{i}" / VARIANT
+            folder = Path(dest) / f"{_file_name(name or called)}_{i}" / VARIANT
             small = build(proto, opened, occurrence, tensors, dims, seed if light else None)
             options = {"function": function, "nodes": nodes, "pattern": pattern, "light": light, "seed": seed}
             with store.new_variant(folder, verb="distill", parent=path, options=options) as draft:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from opsmith import session, store
 from opsmith.check.flops import Cost, flops
-from opsmith.check.inputs import Dims, Fixed
+from opsmith.check.inputs import Dims, Fixed, dim_name
 from opsmith.errors import OpsmithError
 
 
@@ -44,7 +44,7 @@ class ModelInfo:
     producer: str
     functions: tuple[str, ...]
     nodes: int
-    parameters: int
+    parameters: int | None  # None for a compiled model, whose weights are packed
     size: int | None  # bytes on disk, with external data and libraries; None for a model in memory
     external: tuple[str, ...]
     dynamic_dims: dict[str, tuple[str, ...]]  # symbol -> where it appears
@@ -98,7 +98,8 @@ def _model(model: store.ModelLike, dims: Fixed | None, count_flops: bool, run: b
     in_memory = isinstance(model, (ir.Model, onnx.ModelProto))
     path = None if isinstance(model, (ir.Model, onnx.ModelProto)) else store.find_model(model)
     opened = store.open_model(model)
-    cost = flops(model, dims, run=run) if count_flops else None
+    packed = path is not None and store.is_packed(path)  # the graph is inside the library, and so are the weights
+    cost = flops(model, dims, run=run) if count_flops and not packed else None
     return ModelInfo(
         path=None if path is None else str(path),
         inputs=tuple(_value(v) for v in opened.graph.inputs if v.name not in opened.graph.initializers),
@@ -108,7 +109,7 @@ def _model(model: store.ModelLike, dims: Fixed | None, count_flops: bool, run: b
         producer=" ".join(filter(None, (opened.producer_name, opened.producer_version))),
         functions=tuple(sorted({f"{f.domain}.{f.name}" for f in opened.functions.values()})),
         nodes=len(opened.graph),
-        parameters=_parameters(opened),
+        parameters=None if packed else parameters(opened),
         size=None if in_memory else session.size_on_disk(path or ""),
         external=tuple(sorted(f.name for f in store.external_files(path))) if path else (),
         dynamic_dims=_dynamic_dims(opened),
@@ -126,7 +127,7 @@ def _value(value: ir.Value) -> ValueInfo:
     dtype = _type_name(value)
     shape = None
     if value.shape is not None:
-        shape = tuple(d if isinstance(d, int) else str(d.value or "?") for d in value.shape)
+        shape = tuple(dim_name(d, value.name or "", axis) for axis, d in enumerate(value.shape))
     return ValueInfo(value.name or "", dtype, shape)
 
 
@@ -142,11 +143,11 @@ def _dynamic_dims(model: ir.Model) -> dict[str, tuple[str, ...]]:
     for value in (*model.graph.inputs, *model.graph.outputs):
         for axis, dim in enumerate(value.shape or ()):
             if not isinstance(dim, int):
-                found[str(dim.value or "?")].append(f"{value.name}[{axis}]")
+                found[str(dim_name(dim, value.name or "", axis))].append(f"{value.name}[{axis}]")
     return {symbol: tuple(places) for symbol, places in found.items()}
 
 
-def _parameters(model: ir.Model) -> int:
+def parameters(model: ir.Model) -> int:
     """Elements of all weights. Integers of 32 bits and more are indices and shapes, not weights."""
     graphs = [model.graph, *(f.graph for f in model.functions.values())]
     tensors = [v.const_value for g in graphs for v in g.initializers.values()]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import os
 import re
 import shutil
@@ -291,7 +290,7 @@ def _translation(a: Path, b: Path) -> Any:
     return lambda name: table.get(name, ())
 
 
-def to_json(profiles: Sequence[Profile]) -> str:
+def to_dict(profiles: Sequence[Profile]) -> dict[str, Any]:
     data: dict[str, Any] = {"profiles": [p.to_dict() for p in profiles], "comparisons": []}
     for other in profiles[1:]:
         types = compare_types(profiles[0], other)
@@ -304,4 +303,4 @@ def to_json(profiles: Sequence[Profile]) -> str:
                 "nodes": [{**dataclasses.asdict(g), "difference": g.difference, "percent": g.percent} for g in groups],
             }
         )
-    return json.dumps(bench.finite(data), indent=2)
+    return data

@@ -18,3 +18,9 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} GB"
+
+
+def faster(ratio: float) -> str:
+    """Time before over time after, with the word: 1.28 -> 1.28x faster, 0.9 -> 0.90x: slower."""
+    shown = f"{ratio:.2f}x"
+    return f"{shown} faster" if ratio >= 1.005 else f"{shown}: slower" if ratio < 0.995 else f"{shown}: as fast"

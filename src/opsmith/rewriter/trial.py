@@ -15,7 +15,6 @@ from typing import Any
 import onnxruntime as ort
 
 from opsmith import session
-from opsmith.check.feed import judged_feed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +37,6 @@ class Speed:
     @property
     def slower(self) -> bool:
         return -self.gain > 2 * self.noise
-
-
-def feeds_of(path: Path) -> dict[str, Any]:
-    """Inputs to time a model with: its test data, or seeded random ones of its default shape."""
-    return judged_feed(path).required()
 
 
 def compare(

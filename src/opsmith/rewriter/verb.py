@@ -9,11 +9,14 @@ import tempfile
 import time
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
-from opsmith import progress, session, store
+from opsmith import machine, progress, session, settings, store
 from opsmith.check import flops as counting
+from opsmith.check.feed import judged_feed
+from opsmith.check.inputs import Fixed
 from opsmith.check.verify import VerifyResult, verify
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.rewriter import engine, passes, trial, user_rules
@@ -59,6 +62,7 @@ class OptimizeResult:
     after: Summary
     error: float | None  # largest absolute difference to the source; None if it was not verified
     trials: tuple[Trial, ...] = ()
+    timed_with: str | None = None  # inputs, where they come from, threads; None if nothing was timed
 
 
 def optimize(
@@ -72,14 +76,15 @@ def optimize(
     only: Collection[str] | None = None,
     timing: bool = True,
     check: bool = True,
-    shapes: int = 3,
+    shapes: int | Fixed = 3,
     threads: int | None = None,
     overwrite: bool = False,
 ) -> OptimizeResult:
     """Rewrite SRC at a level for a target and write it to DEST, a variant folder or .onnx file.
 
     `rules` is a file with rules of your own, `only` the names of those to use, `measure` keeps a rule only if it made
-    the model faster here. The result is compared with SRC unless `check` is off, and not written if it differs.
+    the model faster here. The result is compared with SRC unless `check` is off, and not written if it differs. `shapes`
+    is how many random shapes it is compared with, or the one to compare and time it with.
     """
     from opsmith.rewriter import choose, rewrite_model
 
@@ -94,7 +99,8 @@ def optimize(
         with progress.task("rewriting"):
             started = time.monotonic()
             if measure and level >= 1:
-                results, trials, model = _measured(model, source, chosen, own, level, threads)
+                judged = judged_feed(source, _fixed(shapes))
+                results, trials, model = _measured(model, source, chosen, own, level, threads, judged.required())
             else:
                 results = rewrite_model(model, level=level, target=target, only=only, own=own)
             seconds = time.monotonic() - started
@@ -118,7 +124,8 @@ def optimize(
                 )
             before, after = summarize(source), summarize(draft.path)
             if timing:
-                speed = trial.compare(source, draft.path, trial.feeds_of(source), threads=threads)
+                judged = judged_feed(source, _fixed(shapes))
+                speed = trial.compare(source, draft.path, judged.required(), threads=threads)
                 before = dataclasses.replace(before, milliseconds=speed.before)
                 after = dataclasses.replace(after, milliseconds=speed.after)
             error = largest_error(compared) if compared is not None else None
@@ -129,7 +136,16 @@ def optimize(
                 "max_abs_error": error,
                 "tolerance": TOLERANCE,
             }
-    return OptimizeResult(store.Variant(store.find_model(dest)), tuple(results), before, after, error, tuple(trials))
+    told = None
+    if timing or trials:
+        used = threads or settings.get().threads or machine.cores()
+        told = f"{judged.sizes} ({judged.origin}), {used} threads"
+    done = store.Variant(store.find_model(dest))
+    return OptimizeResult(done, tuple(results), before, after, error, tuple(trials), told)
+
+
+def _fixed(shapes: int | Fixed) -> Fixed | None:
+    return None if isinstance(shapes, int) else shapes
 
 
 def explain(
@@ -138,8 +154,11 @@ def explain(
     level: int = 2,
     target: str = "portable",
     rules: str | os.PathLike[str] | None = None,
+    *,
+    only: Collection[str] | None = None,
 ) -> tuple[Rule, RuleResult]:
-    """Apply the rules of a level in memory, and say of one how often it fired and where it came closest if not."""
+    """Apply the rules of a level (of them, those in ONLY and the one itself) in memory, and say of one how often it fired
+    and where it came closest if not."""
     from opsmith.rewriter import choose, rewrite_model
 
     own = user_rules.load(rules) if rules is not None else UserRules()
@@ -147,7 +166,8 @@ def explain(
     target = "ort-cpu" if rule.startswith("ort_") and target == "portable" else target
     choose(3, target, [rule], own)  # an unknown name is an error before anything is read
     model = store.open_model(src)
-    results = rewrite_model(model, level=level, target=target, own=own)
+    wanted = None if only is None else [*only, rule]
+    results = rewrite_model(model, level=level, target=target, only=wanted, own=own)
     declared = next(r for r in choose(level, target, None, own) if r.name == rule)
     return declared, next(r for r in results if r.rule == rule)
 
@@ -187,7 +207,13 @@ def _check_source(path: Path, threads: int | None) -> None:
 
 
 def _measured(
-    model: ir.Model, source: Path, chosen: list[Rule], own: UserRules, level: int, threads: int | None
+    model: ir.Model,
+    source: Path,
+    chosen: list[Rule],
+    own: UserRules,
+    level: int,
+    threads: int | None,
+    feeds: dict[str, Any],
 ) -> tuple[list[RuleResult], list[Trial], ir.Model]:
     """Apply rule after rule, each on top of those that stayed, and keep what made the model faster."""
     from opsmith.rewriter import finish
@@ -195,7 +221,6 @@ def _measured(
     with passes.defaults_hidden(model):
         passes.simplify(model, raise_opset=level >= 2)
     results, trials = [], []
-    feeds = trial.feeds_of(source)
     with tempfile.TemporaryDirectory(prefix="opsmith-measure-") as folder:
         current = _write(model, Path(folder) / "kept_0")
         error = largest_error(verify(source, current, rtol=TOLERANCE, atol=TOLERANCE, shapes=1, threads=threads))

@@ -258,7 +258,7 @@ def _too_large(headers: dict[str, str], largest: int) -> tuple[int, str] | None:
 
 
 def _too_large_message(largest: int) -> str:
-    return f"the request is larger than {largest / 2**20:.0f} MB"
+    return f"the request is larger than {largest / 2**20:.0f} MiB"
 
 
 class TooLarge(OpsmithError):

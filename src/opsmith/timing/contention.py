@@ -77,6 +77,24 @@ def between(before: Reading, after: Reading) -> Use:
     )
 
 
+class Neighbours:
+    """How many cores other programs kept busy since this was made; processes that this one started are not others."""
+
+    def __init__(self) -> None:
+        self._before = read()
+        self._children = self._of_children()
+
+    @property
+    def cores(self) -> float:
+        use = between(self._before, read())
+        return max(0.0, use.others + use.steal - (self._of_children() - self._children)) / max(use.wall, _TICK)
+
+    @staticmethod
+    def _of_children() -> float:
+        times = os.times()
+        return times.children_user + times.children_system
+
+
 def _run_delay() -> float:
     total = 0
     with contextlib.suppress(OSError):

@@ -27,7 +27,7 @@ _T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """A ratio of times (below 1: faster than the first) and its 95 % confidence interval."""
+    """A ratio of times and its 95 % confidence interval."""
 
     value: float
     low: float

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from opsmith.measure.units import duration, size
+from opsmith.measure.units import duration, faster, size
 
 COLOURS = 9  # --c0 ... --c8; --c9 is for "other"
 
@@ -34,15 +34,15 @@ def times(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def ratios(entries: Sequence[dict[str, Any]]) -> str:
-    """The ratio of times to the first variant on a logarithmic scale, with its 95 % interval."""
-    reach = max(abs(math.log(x)) for e in entries for x in (e["ratio"]["low"], e["ratio"]["high"], 1.05)) * 1.1
+    """The speed beside the first variant on a logarithmic scale, with its 95 % interval: further right is faster."""
+    reach = max(abs(math.log(x)) for e in entries for x in (e["speedup"]["low"], e["speedup"]["high"], 1.05)) * 1.1
 
     def place(ratio: float) -> float:
         return 0.5 + 0.5 * math.log(ratio) / reach
 
     rows = []
     for i, entry in enumerate(entries[1:], 1):
-        ratio = entry["ratio"]
+        ratio = entry["speedup"]
         low, high = place(ratio["low"]), place(ratio["high"])
         marks = (
             f'<div class="middle" style="left:50%"></div>'
@@ -59,14 +59,10 @@ def ratios(entries: Sequence[dict[str, Any]]) -> str:
 def _ratio(entry: dict[str, Any], index: int) -> str:
     if index == 0:
         return "<span class='soft'>the reference</span>"
-    ratio = entry["ratio"]
-    kind = "good" if ratio["high"] < 1 else "bad" if ratio["low"] > 1 else "soft"
-    word = "no difference" if kind == "soft" else f"{_times(ratio['value'])}"
+    ratio = entry["speedup"]
+    kind = "good" if ratio["low"] > 1 else "bad" if ratio["high"] < 1 else "soft"
+    word = "no difference" if kind == "soft" else faster(ratio["value"])
     return f"<span class='{kind}'>{word}</span>"
-
-
-def _times(ratio: float) -> str:
-    return f"{1 / ratio:.2f}x as fast" if ratio < 1 else f"{ratio:.2f}x the time"
 
 
 def stacks(profiles: Sequence[dict[str, Any]], ops: Sequence[str]) -> str:

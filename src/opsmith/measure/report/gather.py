@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from opsmith import machine, store
 from opsmith._version import __version__
 from opsmith.measure import peak
 from opsmith.measure import profile as profiling
-from opsmith.measure.bench import BenchResult, finite, labels
+from opsmith.measure.bench import BenchResult, labels
 from opsmith.measure.compare import graph_facts
+from opsmith.plain import plain
 
 
 def gather(paths: Sequence[Path], timed: BenchResult, profiles: Sequence[profiling.Profile]) -> dict[str, Any]:
@@ -33,10 +33,10 @@ def gather(paths: Sequence[Path], timed: BenchResult, profiles: Sequence[profili
             "bandwidth": at.bandwidth if at else None,
         },
         "bench": timed.to_dict(),
-        **json.loads(profiling.to_json(profiles)),
+        **profiling.to_dict(profiles),
         "variants": [_facts(label, path) for label, path in zip(labels(paths), paths)],
     }
-    found: dict[str, Any] = json.loads(json.dumps(finite(data), default=str))
+    found: dict[str, Any] = plain(data)
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from opsmith.measure.report import charts
 from opsmith.measure.report.style import SCRIPT, STYLE
-from opsmith.measure.units import duration, size
+from opsmith.measure.units import duration, faster, size
 
 OPS_SHOWN = 8  # op types with a colour of their own
 NODES_SHOWN = 40
@@ -57,12 +57,12 @@ def _about(data: Mapping[str, Any]) -> str:
 
 def _cards(data: Mapping[str, Any]) -> str:
     entries = data["bench"]["entries"]
-    best = min(entries, key=lambda e: e["ratio"]["value"])
+    best = max(entries, key=lambda e: e["speedup"]["value"])
     cards = [(duration(best["run"]["median"]), f"fastest: {escape(best['label'])}")]
     if best is not entries[0]:
-        ratio = best["ratio"]
-        span = f"{1 / ratio['high']:.2f} to {1 / ratio['low']:.2f}, 95 % interval"
-        cards.append((f"{1 / ratio['value']:.2f}x", f"as fast as {escape(entries[0]['label'])} ({span})"))
+        gain = best["speedup"]
+        span = f"{gain['low']:.2f} to {gain['high']:.2f}, 95 % interval"
+        cards.append((faster(gain["value"]), f"beside {escape(entries[0]['label'])} ({span})"))
     if best["gflops"] is not None:
         share = "" if best["share_of_peak"] is None else f", {best['share_of_peak']:.0%} of this machine's peak"
         cards.append((f"{best['gflops']:.3g} GFLOP/s", f"{escape(best['label'])}{share}"))
@@ -79,16 +79,16 @@ def _cards(data: Mapping[str, Any]) -> str:
 def _speed(data: Mapping[str, Any]) -> tuple[str, str, str]:
     bench = data["bench"]
     entries = bench["entries"]
-    columns = "variant >median >p5 >p95 >ratio >95 % >load >first run >GFLOP/s >of peak >turns >disturbed >left out"
+    columns = "variant >median >p5 >p95 >speed >95 % >load >first run >GFLOP/s >of peak >turns >disturbed >left out"
     rows: list[Row] = []
     for i, e in enumerate(entries):
-        ratio, run = e["ratio"], e["run"]
+        gain, run = e["speedup"], e["run"]
         rows.append(
             [
                 escape(e["label"]),
                 *((duration(run[k]), run[k]) for k in ("median", "p5", "p95")),
-                (f"{ratio['value']:.3f}", ratio["value"]),
-                "" if i == 0 else f"{ratio['low']:.3f} to {ratio['high']:.3f}",
+                (faster(gain["value"]) if i else "1x", gain["value"]),
+                "" if i == 0 else f"{gain['low']:.3f} to {gain['high']:.3f}",
                 (duration(e["load"]), e["load"]),
                 (duration(e["first"]), e["first"]),
                 _number(e["gflops"]),
