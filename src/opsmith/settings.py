@@ -21,7 +21,7 @@ import platformdirs
 
 from opsmith.errors import OpsmithError
 
-PRECISIONS = ("fp32", "bf16")  # compiler/precision.py says what they mean
+PRECISIONS = ("fp32", "bf16", "int8")  # compiler/precision.py says what they mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _whole(value: Any) -> int:
 
 def _precision(value: Any) -> str:
     if value not in PRECISIONS:
-        raise ValueError(" or ".join(PRECISIONS))
+        raise ValueError(f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}")
     return str(value)
 
 

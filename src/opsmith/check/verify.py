@@ -51,8 +51,8 @@ TOLERANCES = {
 }
 # How far a model that was asked to compute in less than fp32 may be, in units of the largest element of each output. Chosen from
 # models (docs/verify.md): they stay below 2e-2.
-BOUNDS = {"bf16": 5e-2}
-ULPS = {"bf16": 2.0**-8}  # the last bit of a number near 1
+BOUNDS = {"bf16": 5e-2, "int8": 1e-1}
+ULPS = {"bf16": 2.0**-8, "int8": 2.0**-8}  # the last bit of a number near 1: what is stored in bf16
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,6 +69,35 @@ def pack_bytes(q: npt.NDArray[np.int8], isa: InstructionSet) -> npt.NDArray[np.i
     return pack_gemm(words, isa).view(np.int8)
 
 
+def rotation_block(columns: int) -> int:
+    """The rows of the Hadamard matrix that rows of activations are rotated by: quantize_rows.hpp. Larger ones than 64 gain nothing."""
+    return min(64, columns & -columns)
+
+
+def rotated(w: npt.NDArray[np.float32], block: int) -> npt.NDArray[np.float32]:
+    """[K, N] -> what gives, times rotated rows, the product of w with rows as they are. quantize_rows.hpp."""
+    hadamard = np.ones((1, 1), np.float32)
+    while len(hadamard) < block:
+        hadamard = np.kron(np.array([[1, 1], [1, -1]]), hadamard).astype(np.float32)
+    turned: npt.NDArray[np.float32] = (hadamard / np.float32(block)) @ w.reshape(block, -1)
+    return turned.reshape(w.shape)
+
+
+def row_factors(w: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """[K, N] -> what activations are multiplied by before they become bytes, and the rows of w divided by: the root of a row's size, so
+    that channels with large activations and small weights are balanced. quantize_rows.hpp."""
+    sizes = np.sqrt(np.square(w, dtype=np.float64).mean(axis=1))
+    return np.sqrt(np.where(sizes > 0, sizes, 1)).astype(np.float32)
+
+
+def int8_columns(w: npt.NDArray[np.float32], block: int) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """[K, N] -> int8 in -127 .. 127, and the scale of each column, for rows that were multiplied by `row_factors` and rotated."""
+    w = rotated(w / row_factors(w)[:, None], block)
+    largest = np.abs(w).max(axis=0, initial=0.0)
+    scales = np.where(largest > 0, largest / np.float32(127), np.float32(1)).astype(np.float32)
+    return np.rint(w / scales).astype(np.int8), scales
+
+
 def pack_pairs(b: Array, isa: InstructionSet) -> Array:
     """B [K, N] -> panels of columns of bf16, each [K / 2][width][2], K filled up with a zero; flat. gemm.hpp: gemm_bf16."""
     k, n = b.shape

@@ -403,14 +403,19 @@ class Target:
     tuned: Mapping[str, Outcome] = field(default_factory=dict)  # node -> what was measured for its kernels
     sizes: Mapping[str, int] = field(default_factory=dict)  # dynamic dims of the inputs that the model is judged with
     precision: Precision = FP32  # of products
+    precisions: Mapping[str, Precision] = field(default_factory=dict)  # node -> what was chosen for it alone
 
     @property
     def lanes(self) -> int:
         return self.isa.lanes
 
     def precision_of(self, node: str) -> Precision:
-        """What a product computes in; the same for all of them so far."""
-        return self.precision
+        """What a product is asked to compute in."""
+        return self.precisions.get(node, self.precision)
+
+    def chosen(self, node: str) -> bool:
+        """Whether its precision was chosen for this node alone."""
+        return node in self.precisions
 
 
 # --- for people ---

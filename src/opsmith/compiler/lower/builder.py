@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 import onnx_ir as ir
 
@@ -42,6 +43,7 @@ IMAGE_OPERATORS = frozenset(
     ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Resize", "Concat")
 )
 WEIGHT_ALIGNMENT = 4096
+Made = TypeVar("Made")
 MOST_DIMS = 10  # of a grid or a list of sizes: kGridRank and kSizesRank in the kernels
 
 
@@ -76,6 +78,7 @@ class Builder:
         self._views: dict[ir.Value, View] = {}
         self._weights: dict[str, Buffer] = {}
         self._copies: dict[tuple[object, ...], View] = {}
+        self._made: dict[object, object] = {}
         self._names: set[str] = set()
         self._node = ""
         self._nodes: list[str] = []
@@ -172,6 +175,12 @@ class Builder:
             self._copies[key] = target
         return self._copies[key]
 
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` gives, made the first time that this key is asked for: values never change after they are written."""
+        if key not in self._made:
+            self._made[key] = make()
+        return cast("Made", self._made[key])
+
     # --- results ---
 
     def allocate(
@@ -261,7 +270,7 @@ class Builder:
     def operand(self, view: View, precision: Precision) -> View:
         """An activation as a product in this precision reads it; on CPUs without such products, in fp32."""
         narrow = precision is not FP32 and self.target.isa.multiplies_bf16
-        return self.as_type(view, precision.operands if narrow else DataType.FLOAT)
+        return self.as_type(view, precision.stored if narrow else DataType.FLOAT)
 
     def _is_wide_image(self, value: ir.Value) -> bool:
         """An image between convolutions, and what stands between them: all of these read and write either type."""

@@ -15,10 +15,11 @@ from opsmith.analysis.values import Constant, DataType
 from opsmith.compiler import pack
 from opsmith.compiler.geometry import InstructionSet
 from opsmith.compiler.kernel import EPILOGUE, SPACE, Kernel, Space, Struct, read, size, size_list, sizes, struct, write
+from opsmith.compiler.lower import int8
 from opsmith.compiler.lower.builder import Builder
 from opsmith.compiler.lower.fuse import Extra, Group, anchored, lower_rest, store_plainly
 from opsmith.compiler.lower.registry import anchors
-from opsmith.compiler.precision import FP32, Precision
+from opsmith.compiler.precision import BF16, FP32, INT8, Precision
 from opsmith.compiler.program import IDENTITY, Buffer, Epilogue, StructValue, Tunable, View, even
 from opsmith.compiler.task import Candidate
 from opsmith.expressions import Literal
@@ -159,7 +160,7 @@ def linear(
     """left (..., K) @ weights (K, N): all leading dims together are the rows. `column` False: the last axis, of size 1, was
     squeezed away (matrix times vector)."""
     precision = builder.precision(node)
-    left = left if precision is FP32 else builder.operand(left, precision)
+    left = builder.operand(left, precision) if precision is BF16 else left
     left = even_rows(left, builder)
 
     def emit(target: View, epilogue: Epilogue) -> None:
@@ -177,6 +178,9 @@ def multiply(
     precision: Precision = FP32,
 ) -> None:
     """target (rows, N) = epilogue(left (rows, K) @ weights (K, N)); the rows of `left` lie evenly."""
+    if precision is INT8:
+        _multiply_bytes(builder, left, weights, target, epilogue)
+        return
     k, n = weights.dims
     narrow = precision is not FP32
     store = pack_pairs(builder, weights) if narrow else pack_gemm(builder, weights)
@@ -203,6 +207,31 @@ def multiply(
         flops=rows * (2 * k * n),
         tunable=tunable,
         precision=precision,
+    )
+
+
+def _multiply_bytes(builder: Builder, left: View, weights: Constant, target: View, epilogue: Epilogue) -> None:
+    """The same in int8."""
+    k, n = weights.dims
+    rows = product(left.dims[:-1])
+    a = int8.quantized_rows(builder, left, rows, row_stride(left), weights)
+    builder.call(
+        int8.GEMM_INT8,
+        int8.columns(builder, weights),
+        m=rows,
+        n=n,
+        k=k,
+        a=a.values,
+        lda=k,
+        a_scales=a.scales,
+        a_zeros=a.zeros,
+        c=target,
+        ldc=n,
+        epilogue=epilogue,
+        rows_per_item=product(target.dims[1:-1]),
+        comment=with_epilogue(f"({rows}, {k}) @ ({k}, {n})", epilogue),
+        flops=rows * (2 * k * n),
+        precision=INT8,
     )
 
 

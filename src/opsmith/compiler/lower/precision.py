@@ -13,21 +13,59 @@ import onnx_ir as ir
 from opsmith import ops
 from opsmith.analysis.registry import Node, key_of
 from opsmith.analysis.values import DataType
-from opsmith.compiler.precision import FP32, Precision
+from opsmith.compiler.precision import BF16, FP32, INT8, Precision
 from opsmith.compiler.program import Target
 
+MOST_SUMMED = 16384  # numbers of a row that is quantized: most_columns in quantize_rows.hpp
 LEAST = 16  # rows and columns of a weight, at least: smaller products cost nothing, and would add an error
 _ATTENTION = frozenset(("Attention", "AttentionBias", "AttentionMask", "CausalAttention"))
 _NORMS = frozenset(("LayerNormalization", "RmsNorm", "GroupNorm", "GroupNormSilu", "SkipLayerNorm", "SkipRmsNorm"))
+_MULTIPLYING = _ATTENTION | {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "LSTM", "GRU", "RNN"}
 # Operators that give a view of what they read, in whatever type that lies.
 _VIEWS = frozenset(("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"))
 _PARTS = frozenset(("Split", "Slice"))
 
 
 def plan_precisions(nodes: Iterable[Node], target: Target) -> dict[ir.Node, Precision]:
-    """The products that run in the precision asked for; all others run in fp32."""
-    wanted = {n.ir: target.precision_of(n.name) for n in nodes if _is_product(n)}
+    """The products that run in the precision asked for, or in the nearest that they can run in; all others run in fp32."""
+    products = [n for n in nodes if _is_product(n)]
+    wanted = {n.ir: target.precision_of(n.name) for n in products}
+    outer = _outermost(n.ir for n in products) if INT8 in wanted.values() else frozenset()
+    for node in products:
+        if wanted[node.ir] is INT8 and (not _fits_bytes(node) or (node.ir in outer and not target.chosen(node.name))):
+            wanted[node.ir] = BF16
     return {n: p for n, p in wanted.items() if p is not FP32}
+
+
+def _fits_bytes(node: Node) -> bool:
+    """Whether there is a kernel of bytes for this product."""
+    if node.op not in ("MatMul", "Gemm"):
+        return False
+    weights = node.input(1).constant
+    return weights is not None and weights.dims[1 if node.attribute("transB", 0) else 0] <= MOST_SUMMED
+
+
+def _outermost(products: Iterable[ir.Node]) -> frozenset[ir.Node]:
+    """The first and the last products of the model: those that read what no product computed, or whose results none reads. What they
+    lose, everything behind them or nothing makes up for."""
+    graph = next((n.graph for n in products), None)
+    made: set[ir.Value] = set()  # by a product, directly or not
+    first: set[ir.Node] = set()
+    for node in graph or ():
+        behind = any(v in made for v in node.inputs)
+        if node.op_type in _MULTIPLYING and not behind:
+            first.add(node)
+        if behind or node.op_type in _MULTIPLYING:
+            made.update(node.outputs)
+    read: set[ir.Value] = set()  # what some product reads, directly or not
+    last: set[ir.Node] = set()
+    for node in reversed(list(graph or ())):
+        reaches = any(v in read for v in node.outputs)
+        if node.op_type in _MULTIPLYING and not reaches:
+            last.add(node)
+        if reaches or node.op_type in _MULTIPLYING:
+            read.update(v for v in node.inputs if v is not None)
+    return frozenset(first | last)
 
 
 def _is_product(node: Node) -> bool:
@@ -74,7 +112,7 @@ def _read_as(
             for out in node.outputs:
                 found |= _read_as(out, precisions, outputs)
         elif node in precisions and index in _multiplied(node):
-            found.add(precisions[node].operands)
+            found.add(precisions[node].stored)
         else:
             found.add(None)
     return found
