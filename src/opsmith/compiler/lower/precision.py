@@ -17,7 +17,7 @@ from opsmith.compiler.precision import FP32, Precision
 from opsmith.compiler.program import Target
 
 LEAST = 16  # rows and columns of a weight, at least: smaller products cost nothing, and would add an error
-_ATTENTION = frozenset(("Attention", "AttentionBias", "AttentionMask", "CausalAttention"))
+_ATTENTION = frozenset(ops.ATTENTIONS)
 _NORMS = frozenset(("LayerNormalization", "RmsNorm", "GroupNorm", "GroupNormSilu", "SkipLayerNorm", "SkipRmsNorm"))
 # Operators that give a view of what they read, in whatever type that lies.
 _VIEWS = frozenset(("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"))
