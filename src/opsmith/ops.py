@@ -34,6 +34,12 @@ from opsmith.sizes import (
     trunc_div,
 )
 
+CAPPED = "Capped"  # before the name of an attention whose scores are cap * tanh(score / cap)
+ATTENTIONS = tuple(
+    f"{capped}{name}"
+    for capped in ("", CAPPED)
+    for name in ("Attention", "AttentionBias", "AttentionMask", "CausalAttention")
+)
 _FLOATS = (DataType.FLOAT, DataType.FLOAT16, DataType.BFLOAT16)
 
 

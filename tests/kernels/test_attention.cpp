@@ -34,6 +34,7 @@ struct Case {
   i64 batch, heads, kv_heads, queries, keys, head_size, value_size;
   bool causal = false;
   float later = 1;  // factor of the second half of the keys
+  float cap = 0;
 };
 
 static AttentionShape shape_of(const Case& c, bool interleaved) {
@@ -41,7 +42,7 @@ static AttentionShape shape_of(const Case& c, bool interleaved) {
   const Layout k(c.batch, c.kv_heads, c.keys, c.head_size, interleaved), v(c.batch, c.kv_heads, c.keys, c.value_size, interleaved);
   return {c.batch, c.heads, c.kv_heads, c.queries, c.keys, c.head_size, c.value_size,
           q.batch, q.head, q.row, k.batch, k.head, k.row, v.batch, v.head, v.row, o.batch, o.head, o.row,
-          0.7f / static_cast<float>(::sqrt(static_cast<double>(c.head_size))), c.causal};
+          0.7f / static_cast<float>(::sqrt(static_cast<double>(c.head_size))), c.causal, c.cap};
 }
 
 template <bool Zero, class TQ, class TK, class TO, bool Pairs = false, class Mask>
@@ -108,6 +109,41 @@ static void check_masks(const Pool& pool, const Case& c, Fill fill) {
   }
 }
 
+// Windows of the keys, another for every query and batch: what no lane sees is not read, so it may hold anything.
+static void check_windows(const Pool& pool, const Case& c) {
+  const i64 B = c.batch, S = c.queries, T = c.keys;
+  std::unique_ptr<bool[]> seen(new bool[static_cast<size_t>(B * S * T)]);
+  std::unique_ptr<float[]> bias(new float[static_cast<size_t>(B * S * T)]);
+  for (i64 width : {i64{1}, i64{20}, T / 2})
+    for (i64 shift : {i64{0}, i64{37}}) {
+      const i64 last = T - 1 - min<i64>(shift, T - 1);  // of the last query
+      for (i64 i = 0; i < B * S * T; ++i) {
+        const i64 query = last - (S - 1 - i / T % S) - i / (S * T), key = i % T;
+        seen[i] = key <= query && key > query - width;
+        bias[i] = seen[i] ? 0.25f : -kInfinity;
+      }
+      check<true, float, float, float>(pool, c, true, BoolMask{seen.get(), S * T, 0, T, 1}, 2e-5);
+      check<true, float, float, float>(pool, c, false, BiasMask{bias.get(), S * T, 0, T, 1}, 2e-5);
+      AttentionShape s = shape_of(c, false);
+      test::Random random(5);
+      const auto q = random_values<float>(random, B * s.q_batch, 2);
+      auto k = random_values<float>(random, B * s.k_batch, 2), v = random_values<float>(random, B * s.v_batch, 2);
+      std::vector<float> out(static_cast<size_t>(B * s.o_batch)), again(out.size());
+      std::vector<char> workspace(static_cast<size_t>(attention_workspace(s)));
+      const BoolMask mask{seen.get(), S * T, 0, T, 1};
+      attention<true>(pool, s, q.data(), k.data(), v.data(), out.data(), mask, workspace.data());
+      for (i64 i = 0; i < B * c.kv_heads; ++i)
+        for (i64 j = 0; j < T; ++j) {
+          const i64 from = last - (S - 1) - i / c.kv_heads - width, to = last - i / c.kv_heads;
+          if (j > from && j <= to) continue;
+          for (i64 d = 0; d < c.head_size; ++d) k[(i * T + j) * c.head_size + d] = __builtin_nanf("");
+          for (i64 d = 0; d < c.value_size; ++d) v[(i * T + j) * c.value_size + d] = __builtin_nanf("");
+        }
+      attention<true>(pool, s, q.data(), k.data(), v.data(), again.data(), mask, workspace.data());
+      expect_close("a window reads its window only", again.data(), out.data(), static_cast<i64>(out.size()), 0, 0);
+    }
+}
+
 static int run() {
   test::Threads threads(3);
   const Pool pool = threads.pool(), serial = test::serial();
@@ -138,6 +174,15 @@ static int run() {
     check<false, float, float, float>(pool, {2, 2, 2, 3, 0, 8, 8}, false, NoMask{}, 0);
     check<false, float, float, float>(pool, {2, 2, 2, 0, 5, 8, 8}, false, NoMask{}, 0);
     check<false, float, float, float>(pool, {0, 2, 2, 3, 5, 8, 8}, false, NoMask{}, 0);
+  }
+  for (Case c : {Case{1, 4, 2, 1, 300, 16, 16}, Case{2, 2, 2, 40, 130, 24, 24}, Case{1, 1, 1, 1, 1500, 64, 64}}) {
+    for (bool causal : {false, true}) {
+      c.causal = causal, c.cap = 1.5f;  // a soft cap that bends most scores
+      check<false, float, float, float>(pool, c, true, NoMask{}, 2e-5);
+      check_masks<BoolMask>(pool, c, Fill::random);
+      check_masks<BiasMask>(pool, c, Fill::lowest);
+    }
+    check_windows(pool, c);
   }
   {  // causal with more queries than keys: the first rows see nothing
     check<false, float, float, float>(pool, {1, 2, 2, 30, 20, 8, 8, true}, false, NoMask{}, 2e-5);

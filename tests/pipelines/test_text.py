@@ -221,8 +221,8 @@ class Spelling:
 def written(pieces, stop, ended=None):
     """What a row shows of PIECES, one token each: the streamed pieces, and the text."""
     owner = SimpleNamespace(tokenizer=Spelling(["", *pieces]))
-    row, said = text_pipeline._Row(owner, "", [0], np.random.default_rng(0)), []
-    wanted = text_pipeline._Wanted(Sampling(), stop, (), None, lambda i, piece: said.append(piece))
+    row, said = text_pipeline.Row(owner, "", [0], np.random.default_rng(0)), []
+    wanted = text_pipeline.Wanted(Sampling(), stop, (), None, lambda i, piece: said.append(piece))
     for token in range(1, len(pieces) + 1):
         if row.ended is None:
             row.take(0, np.eye(len(pieces) + 1)[token], wanted)
@@ -265,8 +265,8 @@ def test_a_first_word_keeps_its_space_after_the_prompt(generator):
         tokenizer=SimpleNamespace(decode=lambda ids: decoders.Metaspace().decode([words[i] for i in ids]))
     )
     words = ["▁once", "▁upon", "▁a"]
-    row = text_pipeline._Row(owner, "once", [0], np.random.default_rng(0))
-    wanted = text_pipeline._Wanted(Sampling(), (), (), None, None)
+    row = text_pipeline.Row(owner, "once", [0], np.random.default_rng(0))
+    wanted = text_pipeline.Wanted(Sampling(), (), (), None, None)
     row.take(0, np.eye(3)[1], wanted)
     row.take(0, np.eye(3)[2], wanted)
     assert row.generation().text == " upon a"

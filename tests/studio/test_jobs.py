@@ -40,7 +40,7 @@ class Gate:
 
 
 def test_one_at_a_time_per_worker_in_order_with_places_in_the_queue() -> None:
-    jobs, gate, order = Jobs(["a", "b"]), Gate(), []
+    jobs, gate, order = Jobs({"a": 1, "b": 1}), Gate(), []
     first = jobs.submit("a", "k", "o", gate)
     wait(first, "running")
     later = [jobs.submit("a", "k", "o", lambda job, i=i: order.append(i) or {}) for i in range(3)]  # type: ignore[misc]
@@ -57,7 +57,7 @@ def test_one_at_a_time_per_worker_in_order_with_places_in_the_queue() -> None:
 
 
 def test_a_waiting_job_is_cancelled_at_once_and_the_others_move_up() -> None:
-    jobs, gate = Jobs(["a"]), Gate()
+    jobs, gate = Jobs({"a": 1}), Gate()
     first = jobs.submit("a", "k", "o", gate)
     wait(first, "running")
     second, third = (jobs.submit("a", "k", "o", lambda job: {}) for _ in range(2))
@@ -71,7 +71,7 @@ def test_a_waiting_job_is_cancelled_at_once_and_the_others_move_up() -> None:
 
 
 def test_a_running_job_ends_at_its_next_step_and_frees_the_worker() -> None:
-    jobs, gate = Jobs(["a"]), Gate()
+    jobs, gate = Jobs({"a": 1}), Gate()
     job = jobs.submit("a", "k", "o", gate)
     wait(job, "running")
     jobs.cancel(job)
@@ -90,7 +90,7 @@ def test_failures_have_a_clear_message_and_the_next_job_works(capsys: pytest.Cap
     def ours(job: Job) -> dict[str, Any]:
         raise ZeroDivisionError("oh")
 
-    jobs = Jobs(["a"])
+    jobs = Jobs({"a": 1})
     for work, words in (
         (users, "the prompt is empty (say something)"),
         (ours, "internal error: ZeroDivisionError: oh"),
@@ -106,7 +106,7 @@ def test_failures_have_a_clear_message_and_the_next_job_works(capsys: pytest.Cap
 
 
 def test_a_background_job_gives_way() -> None:
-    jobs, gate = Jobs(["a"]), Gate()
+    jobs, gate = Jobs({"a": 1}), Gate()
     background = jobs.submit("a", "warm-up", "", gate, background=True)
     wait(background, "running")
     real = jobs.submit("a", "k", "o", lambda job: {})
@@ -116,7 +116,7 @@ def test_a_background_job_gives_way() -> None:
 
 
 def test_old_jobs_expire_by_number_and_by_age() -> None:
-    jobs = Jobs(["a"], kept=3, kept_seconds=1000)
+    jobs = Jobs({"a": 1}, kept=3, kept_seconds=1000)
     made = [jobs.submit("a", "k", "o", lambda job: {}) for _ in range(6)]
     ended(made[-1])
     assert jobs.of("o") == made[3:]
@@ -127,7 +127,7 @@ def test_old_jobs_expire_by_number_and_by_age() -> None:
 
 
 def test_the_queue_has_an_end() -> None:
-    jobs, gate = Jobs(["a"]), Gate()
+    jobs, gate = Jobs({"a": 1}), Gate()
     first = jobs.submit("a", "k", "o", gate)
     wait(first, "running")
     for _ in range(LONGEST_QUEUE):
@@ -140,7 +140,7 @@ def test_the_queue_has_an_end() -> None:
 
 def test_a_watcher_sees_the_present_state_of_its_own_jobs_only() -> None:
     async def watch() -> tuple[list[str], dict[str, Any]]:
-        jobs = Jobs(["a"])
+        jobs = Jobs({"a": 1})
         async with jobs.watch(lambda job: job.owner == "me") as watcher:
             theirs = jobs.submit("a", "k", "them", lambda job: {})
             mine = jobs.submit("a", "k", "me", lambda job: job.say(0, "hel") or job.say(0, "lo") or {})

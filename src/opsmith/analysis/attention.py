@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from opsmith import ops
 from opsmith.analysis.registry import Node, infers
 from opsmith.analysis.values import FLOATS, Abstract, DataType, Unsupported, abstract
 from opsmith.sizes import AnyOf, Size, compare, exact_div, maximum
 
 
-@infers("opsmith::Attention", "opsmith::AttentionBias", "opsmith::AttentionMask", "opsmith::CausalAttention")
+@infers(*(f"opsmith::{name}" for name in ops.ATTENTIONS))
 def _attention(node: Node) -> list[Abstract]:
     q, k, v = (node.input(i) for i in range(3))
     if any(x.dtype not in FLOATS or x.rank != 4 for x in (q, k, v)):
@@ -35,7 +36,7 @@ def _attention(node: Node) -> list[Abstract]:
 def _check_mask(node: Node, mask: Abstract, scores: tuple[Size, ...]) -> None:
     if mask.rank > 4:
         raise Unsupported("the mask has more than 4 dims")
-    fits = mask.dtype == DataType.BOOL if node.op == "AttentionMask" else mask.dtype in FLOATS
+    fits = mask.dtype == DataType.BOOL if node.op.endswith("AttentionMask") else mask.dtype in FLOATS
     if not fits:
         raise Unsupported(f"a mask of {mask.dtype.name}")
     _stretches(node, mask.dims, scores[4 - mask.rank :], "the mask does not fit the scores")
@@ -77,6 +78,11 @@ def _append(node: Node) -> list[Abstract]:
     if past.dtype not in FLOATS or past.dtype != new.dtype or past.rank != 4 or new.rank != 4:
         raise Unsupported("a cache of something other than rank-4 floats")
     total = total_rows(node, 2)
+    mask = node.input(3)
+    if mask.dtype != DataType.INT64 or mask.rank != 2:
+        raise Unsupported("a mask other than (batch, total) integers")
+    node.expect(mask.dims[0], "==", past.dims[0], "past and mask differ in batch")
+    node.expect(mask.dims[1], "==", total, "the mask is not as long as the sequence")
     for axis in (0, 1, 3):
         node.expect(past.dims[axis], "==", new.dims[axis], "past and new rows differ")
     room, rows = past.dims[2], new.dims[2]

@@ -1,4 +1,4 @@
-"""A KV cache that can grow in place: Concat(past, new) -> CacheRows(CacheAppend(past, new, total), total)
+"""A KV cache that can grow in place: Concat(past, new) -> CacheRows(CacheAppend(past, new, total, mask), total)
 
 Where the mask says how long the sequence is, the cache need not say it too, and may have room for more rows than it holds:
 
@@ -6,6 +6,8 @@ Where the mask says how long the sequence is, the cache need not say it too, and
     X == P      as before: present (B,H,total,D) is a new tensor, the past and the new rows
     X >= total  a buffer with room: present (B,H,X,D) is the same buffer with S more rows. If the caller binds it to the memory
                 of past, only the new rows are written, else the P cached rows are copied too. Rows beyond total are not touched.
+                A single new row (S = 1) is written where its row of the mask ends: texts of different lengths share a batch,
+                each from the first row on, total being the longest.
 
 One compiled model serves both kinds of caller, so it still replaces its source everywhere.
 """
@@ -49,7 +51,7 @@ def grow_in_place(model: ir.Model) -> bool:
         for node in [n for n in past.consumers() if n.op_type == "Shape"]:
             _ask_the_mask(graph, node, past, cached, writer)
     for node in caches.appends:
-        _append(graph, node, rows, writer)
+        _append(graph, node, rows, caches.mask, writer)
     _rename_sizes(model, caches.total, caches.length)
     functions.attach(model)
     model.meta[IN_PLACE] = True
@@ -61,7 +63,13 @@ def _find(model: ir.Model) -> _Caches | None:
     inputs = {v.name: v for v in model.graph.inputs}
     mask, ids = inputs.get("attention_mask"), inputs.get("input_ids")
     appends = [n for n in model.graph if _appends(n)]
-    if mask is None or ids is None or not appends or model.opset_imports.get("", 0) < 13:
+    if (
+        mask is None
+        or mask.dtype != ir.DataType.INT64
+        or ids is None
+        or not appends
+        or model.opset_imports.get("", 0) < 13
+    ):
         return None
     pasts = list(dict.fromkeys(n.inputs[0] for n in appends if n.inputs[0] is not None))
     length, total, new = _dim(pasts[0], 2), _dim(mask, 1), _dim(ids, 1)
@@ -113,11 +121,11 @@ def _ask_the_mask(graph: ir.Graph, node: ir.Node, past: ir.Value, cached: ir.Val
     graph.remove(node, safe=True)
 
 
-def _append(graph: ir.Graph, node: ir.Node, rows: ir.Value, writer: _Writer) -> None:
+def _append(graph: ir.Graph, node: ir.Node, rows: ir.Value, mask: ir.Value, writer: _Writer) -> None:
     past, fresh = node.inputs
     present = node.outputs[0]
     assert past is not None and fresh is not None
-    grown = writer.op("CacheAppend", past, fresh, rows, domain="opsmith")
+    grown = writer.op("CacheAppend", past, fresh, rows, mask, domain="opsmith")
     seen = writer.op("CacheRows", grown, rows, domain="opsmith")
     grown.type = seen.type = present.type
     seen.shape = present.shape

@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from opsmith import ops
 from opsmith.compress.layers import Layer
-from opsmith.compress.structure import ATTENTIONS, OWN, Group, Refused, _heads, spread
+from opsmith.compress.structure import OWN, Group, Refused, _heads, spread
 
 
 def find_heads(model: ir.Model, layers: dict[ir.Node, Layer]) -> tuple[list[Group], list[str]]:
@@ -15,7 +16,7 @@ def find_heads(model: ir.Model, layers: dict[ir.Node, Layer]) -> tuple[list[Grou
     groups: list[Group] = []
     refused: list[str] = []
     for node in model.graph:
-        if node.domain != OWN or node.op_type not in ATTENTIONS:
+        if node.domain != OWN or node.op_type not in ops.ATTENTIONS:
             continue
         name = f"attention {len(groups) + len(refused)}"
         try:

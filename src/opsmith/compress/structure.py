@@ -25,7 +25,6 @@ from opsmith.compress.layers import Layer, constant, stored
 
 Array = np.ndarray[Any, Any]
 OWN = "opsmith"
-ATTENTIONS = ("Attention", "AttentionBias", "AttentionMask", "CausalAttention")
 # Ops that treat every element by itself; operands broadcast as in numpy. The second operand of CastLike only names a type.
 ELEMENTWISE = (ops.names() | {"Identity"}) - {"CastLike"}
 OWN_ELEMENTWISE = ops.names(domain=OWN)
@@ -106,7 +105,7 @@ class Spread:
         self._done.add((node, value))
         op = node.op_type
         if node.domain == OWN:
-            if op in ATTENTIONS:
+            if op in ops.ATTENTIONS:
                 return self._attention(node, value, axis, labels)
             if op in OWN_ELEMENTWISE:
                 return self._elementwise(node, value, axis, labels)

@@ -1,17 +1,19 @@
-"""GPT-2 and Llama-type decoders: one graph with a real KV cache, for prompt and decode alike.
+"""Decoders (GPT-2, OPT, GPT-NeoX, Llama, Qwen, Gemma, Phi, Mistral ...): one graph with a real KV cache, for prompt and decode alike.
 
     input_ids [B,S], attention_mask [B,P+S], position_ids [B,S], past_key_values.N.key/value [B,H,P,D]
       -> logits [B,S,V], present.N.key/value [B,H,P+S,D]
 
-P may be 0. Masks are built from attention_mask and the two lengths inside the graph, so left padding works.
+P may be 0. Masks are built from attention_mask and the two lengths inside the graph (masks.py), so left padding works.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from opsmith.errors import OpsmithError
+from opsmith.exporter import masks
 from opsmith.exporter import source as sources
 from opsmith.exporter.graph import Graph, Part, Plan, Sizes
 
@@ -31,14 +33,10 @@ def plan(source: sources.Source) -> Plan:
 def _load(source: sources.Source) -> Graph:
     from transformers import AutoModelForCausalLM
 
-    model = sources.load_transformers(source, AutoModelForCausalLM)
+    model = _with_softcap(sources.load_transformers(source, AutoModelForCausalLM))
     config = model.config
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        raise OpsmithError(f"{source.name}: sliding-window attention is not supported by the KV-cache export")
-    layers = config.num_hidden_layers
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    longest = config.max_position_embeddings
+    shapes = _cache_shapes(model, source.name)
+    longest = context_of(config) or 1 << 30
     prompt, past = min(16, longest // 2), min(24, longest // 2)
 
     inputs: dict[str, dict[int, str]] = {
@@ -47,7 +45,7 @@ def _load(source: sources.Source) -> Graph:
         "position_ids": {0: "batch", 1: "sequence"},
     }
     outputs: dict[str, dict[int, str]] = {"logits": {0: "batch", 1: "sequence"}}
-    for i in range(layers):
+    for i in range(len(shapes)):
         for kind in ("key", "value"):
             inputs[f"past_key_values.{i}.{kind}"] = {0: "batch", 2: "past"}
             outputs[f"present.{i}.{kind}"] = {0: "batch", 2: "past + sequence"}
@@ -62,7 +60,7 @@ def _load(source: sources.Source) -> Graph:
         if batch > 1:  # the second row is left-padded, as batches of prompts are
             mask[1, : past // 2] = 0
             positions[1] -= past // 2
-        empty = [torch.zeros(batch, kv_heads, 0, head) for _ in range(2 * layers)]
+        empty = [torch.zeros(batch, heads, 0, size) for pair in shapes for heads, size in pair]
         if not past:
             return [ids, mask, positions, *empty]
         # The cache is one that the model itself makes: on noise, rounding grows tenfold in a trained model of 30 layers.
@@ -92,14 +90,8 @@ def _load(source: sources.Source) -> Graph:
 def _forward(
     model: Any, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, *past: torch.Tensor
 ) -> list[torch.Tensor]:
-    import torch
-
-    sequence, before = ids.shape[1], past[0].shape[2]
-    query = torch.arange(sequence).unsqueeze(1) + before  # [S,1]
-    key = torch.arange(sequence + before).unsqueeze(0)  # [1,P+S]
-    # A padding token sees itself: softmax over nothing is NaN in one runtime and a mean in another.
-    keep = (key <= query) & (mask.bool()[:, None, None, :] | (key == query))  # [B,1,S,P+S]
-    return _run(model, ids, keep, positions, past)
+    with masks.traceable(model, mask, positions):
+        return _run(model, ids, mask, positions, past)
 
 
 def _original(
@@ -121,6 +113,42 @@ def _run(
         layer.lazy_initialization(key, value)
         layer.keys, layer.values = key, value
         cache.layers.append(layer)
-    result = model(ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+    asked = inspect.signature(model.forward).parameters
+    placed = {"position_ids": positions} if "position_ids" in asked or "kwargs" in asked else {}
+    result = model(ids, attention_mask=mask, past_key_values=cache, use_cache=True, **placed)
     present = [t for layer in cache.layers for t in (layer.keys, layer.values)]
     return [result.logits, *present]
+
+
+def _cache_shapes(model: Any, name: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Heads and size of keys and of values, layer by layer, as the model itself makes them."""
+    import torch
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    ids = torch.zeros(1, 2, dtype=torch.int64)
+    try:
+        with torch.no_grad():
+            model(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, use_cache=True)
+        pairs = [(layer.keys, layer.values) for layer in cache.layers]
+        shapes = [((k.shape[1], k.shape[3]), (v.shape[1], v.shape[3])) for k, v in pairs if k.shape[2] == 2]
+    except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        raise OpsmithError(f"{name}: its cache cannot be exported: {type(error).__name__}: {error}") from error
+    if not shapes or len(shapes) < len(pairs):
+        raise OpsmithError(
+            f"{name}: its cache is not keys and values of every layer", "only attention layers are supported"
+        )
+    return shapes
+
+
+def context_of(config: Any) -> int | None:
+    """How many tokens the model was made for, under the names that configs have for it; None if it has no limit."""
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+    return next((int(size) for name in names if (size := getattr(config, name, None))), None)
+
+
+def _with_softcap(model: Any) -> Any:
+    """PyTorch's fused attention knows no soft cap; the plain one does."""
+    if getattr(model.config, "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")
+    return model

@@ -102,6 +102,7 @@ void attention_reference(const AttentionShape& s, const TQ* q, const TK* k, cons
             x += static_cast<double>(to_float(q[b * s.q_batch + h * s.q_head + i * s.q_row + d])) *
                  static_cast<double>(to_float(k[b * s.k_batch + g * s.k_head + j * s.k_row + d]));
           x *= static_cast<double>(s.scale);
+          if (s.cap > 0) x = static_cast<double>(s.cap) * ::tanh(x / static_cast<double>(s.cap));
           if constexpr (__is_same(Mask, BiasMask))  // in float, where finfo.min swallows the score
             x = static_cast<double>(static_cast<float>(x) +
                                     mask.p[b * mask.batch + h * mask.head + i * mask.row + j * mask.col]);

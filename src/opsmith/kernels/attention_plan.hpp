@@ -17,6 +17,7 @@ struct AttentionShape {
   i64 o_batch, o_head, o_row;
   float scale;
   bool causal;  // query i sees keys j <= i + keys - queries
+  float cap = 0;  // scores become cap * tanh(score / cap); 0: they stay
   // what the tuner found, 0: the kernel decides
   i64 most_keys = 0;    // of a block
   i64 most_panels = 0;  // of a task
@@ -122,6 +123,7 @@ OPSMITH_INLINE V finite_maximum(V m) {  // -inf - -inf would be NaN; with 0 in i
   return select(m == -kInfinity, V{}, m);
 }
 
+OPSMITH_INLINE F capped(F score, float cap) { return cap * tanh(score * (1.0f / cap)); }
 OPSMITH_INLINE float masked(BiasMask, float score, float value) { return score + value; }
 OPSMITH_INLINE F masked(BiasMask, F score, F value) { return score + value; }
 OPSMITH_INLINE float masked(BoolMask, float score, float value) { return value != 0.0f ? score : -kInfinity; }
@@ -129,6 +131,39 @@ OPSMITH_INLINE F masked(BoolMask, F score, F value) { return select(value != 0.0
 // bool is a byte of 0 or 1
 OPSMITH_INLINE const float* readable(const float* p) { return p; }
 OPSMITH_INLINE const uint8_t* readable(const bool* p) { return reinterpret_cast<const uint8_t*>(p); }
+
+// What the mask hides at both ends of keys begin .. end from all lanes is not read: of a sliding window its window, of a shorter
+// text in a batch its own keys. at[l] is where lane l's row of the mask begins.
+OPSMITH_INLINE bool sees(const BoolMask& mask, i64 at) { return mask.p[at]; }
+OPSMITH_INLINE bool sees(const BiasMask& mask, i64 at) { return mask.p[at] != -kInfinity; }
+template <class Mask>
+inline void narrow_to_seen(const Mask& mask, const i64* at, i64 lanes, i64& begin, i64& end) {
+  if constexpr (!__is_same(Mask, NoMask)) {
+    i64 first = end, last = begin;
+    for (i64 l = 0; l < lanes; ++l) {
+      if (l > 0 && at[l] == at[l - 1]) continue;
+      i64 j = begin, e = end;
+      if constexpr (__is_same(Mask, BoolMask))  // eight at a time
+        if (mask.col == 1) {
+          const bool* row = mask.p + at[l];
+          uint64_t word;
+          while (j + 8 <= first && (memcpy(&word, row + j, 8), word == 0)) j += 8;
+          while (e - 8 >= last && (memcpy(&word, row + e - 8, 8), word == 0)) e -= 8;
+        }
+      while (j < first && !sees(mask, at[l] + j * mask.col)) ++j;
+      while (e > last && !sees(mask, at[l] + (e - 1) * mask.col)) --e;
+      first = min(first, j), last = max(last, e);
+    }
+    begin = first, end = max(first, last);
+  }
+}
+// Whether any of the lanes sees one of n keys from k0 on.
+template <class Mask>
+inline bool any_seen(const Mask& mask, const i64* at, i64 lanes, i64 k0, i64 n) {
+  i64 begin = k0, end = k0 + n;
+  narrow_to_seen(mask, at, lanes, begin, end);
+  return begin < end;
+}
 
 // What a task knows of its lanes, padding lanes repeating the first.
 template <class TQ, class TO>

@@ -135,6 +135,8 @@ inline void row_task(const AttentionShape& s, const AttentionPlan& plan, i64 b, 
     memset(o_rows + r * Dv, 0, static_cast<size_t>(Dv) * sizeof(float));
     maximum[r] = -kInfinity, sum[r] = 0;
   }
+  const float cap = s.cap * (kBase2<Mask> ? kLog2e : 1.0f);
+  narrow_to_seen(mask, lanes.mask_at, rows, begin, end);
   const TK* k_head = k + b * s.k_batch + kv_head * s.k_head;
   const TK* v_head = v + b * s.v_batch + kv_head * s.v_head;
   const i64 first_block = min(plan.key_block, end - begin);
@@ -146,8 +148,8 @@ inline void row_task(const AttentionShape& s, const AttentionPlan& plan, i64 b, 
     const i64 left = end - k0 - plan.key_block;
     const bool another = left <= 0 && plan.splits == 1 && plan.blocks == 1 && kv_head + 1 < s.kv_heads;
     const i64 count = left > 0 ? min(plan.key_block, left) : another ? first_block : 0;
-    Ahead<TK> keys{left > 0 ? k_rows + plan.key_block * s.k_row : k_head + s.k_head, s.k_row, count, D};
-    Ahead<TK> values{left > 0 ? v_rows + plan.key_block * s.v_row : v_head + s.v_head, s.v_row, count, Dv};
+    Ahead<TK> keys{left > 0 ? k_rows + plan.key_block * s.k_row : k_head + s.k_head + begin * s.k_row, s.k_row, count, D};
+    Ahead<TK> values{left > 0 ? v_rows + plan.key_block * s.v_row : v_head + s.v_head + begin * s.v_row, s.v_row, count, Dv};
     auto step = [&]<int R>(std::integral_constant<int, R>, i64 r0) {
       i64 n = 0;  // keys of the block that any of the rows sees
       for (i64 r = r0; r < r0 + R; ++r) n = max(n, min(min(plan.key_block, end - k0), lanes.limit[r] - k0 + 1));
@@ -156,6 +158,8 @@ inline void row_task(const AttentionShape& s, const AttentionPlan& plan, i64 b, 
       row_scores<R>(q_rows + r0 * D, k_rows, s.k_row, n, D, scores, plan.key_block, keys);
       for (i64 r = r0; r < r0 + R; ++r) {
         float* row = scores + (r - r0) * plan.key_block;
+        if (cap > 0)
+          for_lanes(n, [&](i64 j, auto l) { store(row + j, capped(load(static_cast<const float*>(row) + j, l), cap), l); });
         if constexpr (!__is_same(Mask, NoMask)) {
           const auto* mask_row = readable(mask.p) + lanes.mask_at[r] + k0 * mask.col;
           if (mask.col == 1)

@@ -244,7 +244,7 @@ inline void unpack_rows(const float* o, i64 Dv, i64 count, const F* factor, Writ
 // One block of n keys for one panel.
 template <int V, class T, class Mask>
 inline void panel_step(Panel& panel, const T* k, i64 k_stride, const T* v_block, i64 v_stride, i64 n,
-                       i64 k0, i64 D, i64 Dv, const Mask& mask, const i64* mask_at, const int32_t* limit, bool cut,
+                       i64 k0, i64 D, i64 Dv, float cap, const Mask& mask, const i64* mask_at, const int32_t* limit, bool cut,
                        float* p) {
   constexpr bool pairs = tile_step<T> == 2;
   const T *q = reinterpret_cast<const T*>(panel.q), *weights = reinterpret_cast<const T*>(p);
@@ -252,7 +252,7 @@ inline void panel_step(Panel& panel, const T* k, i64 k_stride, const T* v_block,
   // taken in the tile, before the block's own maximum is known. In the rare case that a sum becomes too large, or a score was not
   // finite, the block is made again.
   if constexpr (__is_same(Mask, NoMask))
-    if (!cut && panel.settled) {
+    if (!cut && panel.settled && cap == 0) {
       float sum[V * W];
       memcpy(sum, panel.sum, sizeof sum);
       panel_product<V, false>(k, k_stride, n, D, q, p, false, Exponentials<pairs>{panel.maximum, sum});
@@ -266,6 +266,8 @@ inline void panel_step(Panel& panel, const T* k, i64 k_stride, const T* v_block,
       }
     }
   panel_product<V, false>(k, k_stride, n, D, q, p, false);
+  if (cap > 0)
+    for (i64 i = 0; i < n * V * W; i += W) store(p + i, capped(load(static_cast<const float*>(p) + i, Full{}), cap), Full{});
   if constexpr (!__is_same(Mask, NoMask)) apply_mask<V>(p, n, k0, mask, mask_at);
   if (cut) {  // some lanes do not see all of these keys
     for (int v = 0; v < V; ++v) {
@@ -400,6 +402,8 @@ inline void panel_task(const AttentionShape& s, const AttentionPlan& plan, i64 b
   const bool copied = copies_blocks<TK>(s) && !Pairs;
   T* room = reinterpret_cast<T*>(free);
   end = min<i64>(end, i64{last} + 1);
+  narrow_to_seen(mask, lanes.mask_at, padded, begin, end);
+  const float cap = s.cap * (kBase2<Mask> ? kLog2e : 1.0f);
   for (i64 k0 = begin; k0 < end; k0 += plan.key_block) {
     const i64 n = min(plan.key_block, end - k0);
     i64 k_stride = s.k_row, v_stride = s.v_row;
@@ -414,8 +418,10 @@ inline void panel_task(const AttentionShape& s, const AttentionPlan& plan, i64 b
     for (i64 i = 0; i < panels; ++i) {
       const i64 seen = min<i64>(n, last_seen[i] - k0 + 1), first = i * plan.vectors * W;
       if (seen <= 0) continue;
+      if constexpr (!__is_same(Mask, NoMask))
+        if (!any_seen(mask, lanes.mask_at + first, vectors_of(i) * W, k0, seen)) continue;
       with_vectors(vectors_of(i), [&](auto V) {
-        panel_step<V.value>(panel[i], k_rows, k_stride, v_rows, v_stride, seen, k0, D, Dv, mask, lanes.mask_at + first,
+        panel_step<V.value>(panel[i], k_rows, k_stride, v_rows, v_stride, seen, k0, D, Dv, cap, mask, lanes.mask_at + first,
                             lanes.limit + first, k0 + seen - 1 > first_cut[i], scores);
       });
     }

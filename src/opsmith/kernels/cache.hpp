@@ -1,7 +1,8 @@
 // The KV cache: `rows` new rows of every head behind the `cached` ones.
 //
 // present [batch][heads][present_room][size] may be the memory of past [batch][heads][past_room][size] itself: then both have
-// the same room, and only the new rows are written. Otherwise the cached rows are copied first.
+// the same room, and only the new rows are written. Otherwise the cached rows are copied first. Where there is room, a single new
+// row goes where its row of mask [batch][cached + rows] ends, so that texts of different lengths can be in one batch.
 #pragma once
 
 #include "base.hpp"
@@ -13,8 +14,16 @@ struct CacheShape {
   i64 fresh_batch, fresh_head, fresh_row;  // strides of the new rows; size is contiguous
 };
 
+// Where the new rows of a text begin.
+inline i64 cache_place(const CacheShape& s, const int64_t* mask) {
+  if (s.rows != 1 || s.past_room < s.cached + s.rows) return s.cached;
+  i64 last = s.cached;
+  while (last > 0 && mask[last] == 0) --last;
+  return mask[last] ? last : s.cached;
+}
+
 template <class T>
-void cache_append(const Pool& pool, const CacheShape& s, const T* past, const T* fresh, T* present) {
+void cache_append(const Pool& pool, const CacheShape& s, const T* past, const T* fresh, const int64_t* mask, T* present) {
   const bool in_place = past == present;
   const i64 per_head = (in_place ? s.rows : s.cached + s.rows) * s.size;
   const i64 grain = max<i64>(1, 16384 / max<i64>(1, per_head));
@@ -24,8 +33,9 @@ void cache_append(const Pool& pool, const CacheShape& s, const T* past, const T*
       if (!in_place && s.cached > 0)
         memcpy(to, past + i * s.past_room * s.size, static_cast<size_t>(s.cached * s.size) * sizeof(T));
       const T* from = fresh + i / s.heads * s.fresh_batch + i % s.heads * s.fresh_head;
+      const i64 place = cache_place(s, mask + i / s.heads * (s.cached + s.rows));
       for (i64 r = 0; r < s.rows; ++r)
-        memcpy(to + (s.cached + r) * s.size, from + r * s.fresh_row, static_cast<size_t>(s.size) * sizeof(T));
+        memcpy(to + (place + r) * s.size, from + r * s.fresh_row, static_cast<size_t>(s.size) * sizeof(T));
     }
   });
 }

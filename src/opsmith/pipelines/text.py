@@ -123,8 +123,8 @@ class TextGenerator:
         sampling = sampling or Sampling()
         encoded = [self.encode(t) for t in given]
         room = self.room(encoded, max_new_tokens)
-        rows = [_Row(self, t, ids, sampling.generator(c)) for t, ids in zip(given, encoded) for c in range(n)]
-        wanted = _Wanted(sampling, tuple(w for w in stop if w), self.ends if ends is None else ends, logprobs, on_text)
+        rows = [Row(self, t, ids, sampling.generator(c)) for t, ids in zip(given, encoded) for c in range(n)]
+        wanted = Wanted(sampling, tuple(w for w in stop if w), self.ends if ends is None else ends, logprobs, on_text)
         guesses = Lookup(lookup) if lookup > 0 and len(rows) == 1 else None
         keeps = reuse and len(rows) == 1 and self.in_place
         cache = self._kept_cache(rows[0].ids, room) if keeps else None
@@ -204,7 +204,7 @@ class TextGenerator:
         # Room for more turns: what is never written takes no memory.
         return make_cache(self, 1, max(len(ids) + room, min(self.context, LONGEST_KEPT)))
 
-    def _prompt(self, rows: list[_Row], cache: Cache) -> Array:
+    def _prompt(self, rows: list[Row], cache: Cache) -> Array:
         """All prompts in one pass, padded on the left, without what is cached; logits of the last position (rows, vocabulary)."""
         longest = max(len(r.ids) for r in rows)
         ids = np.zeros((len(rows), longest), np.int64)
@@ -219,7 +219,7 @@ class TextGenerator:
         self.speed = Speed(int(mask[:, known:].sum()), time.perf_counter() - started, 0, 0.0)
         return logits
 
-    def _step(self, rows: list[_Row], cache: Cache, guess: list[int]) -> Array:
+    def _step(self, rows: list[Row], cache: Cache, guess: list[int]) -> Array:
         """The last token of every row, and the guess behind it: logits (rows, 1 + guess, vocabulary)."""
         ids = np.array([[r.tokens[-1], *guess] for r in rows], np.int64)
         first = np.array([[len(r.ids) + len(r.tokens) - 1] for r in rows], np.int64)
@@ -229,7 +229,7 @@ class TextGenerator:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Wanted:
+class Wanted:
     """What holds for all sequences of a batch."""
 
     sampling: Sampling
@@ -239,7 +239,7 @@ class _Wanted:
     on_text: Callable[[int, str], None] | None
 
 
-class _Row:
+class Row:
     """One sequence of the batch."""
 
     def __init__(
@@ -256,7 +256,7 @@ class _Row:
         # Tokens are decoded behind those before them, so that a first word keeps its space.
         self._decoded, self._undecoded = ids[-DECODED_BEFORE:], list[int]()
 
-    def take_all(self, index: int, logits: Array, guess: Sequence[int], wanted: _Wanted) -> int:
+    def take_all(self, index: int, logits: Array, guess: Sequence[int], wanted: Wanted) -> int:
         """logits (1 + guess, vocabulary): a token, and one more for each that was guessed right. How many were."""
         for i, scores in enumerate(logits):
             if self.ended is None:
@@ -265,7 +265,7 @@ class _Row:
                 return i
         return len(guess)
 
-    def take(self, index: int, logits: Array, wanted: _Wanted) -> None:
+    def take(self, index: int, logits: Array, wanted: Wanted) -> None:
         token = wanted.sampling.next_token(logits, [*self.ids, *self.tokens], self.rng, len(self.ids))
         self.tokens.append(token)
         if wanted.logprobs is not None:
@@ -289,7 +289,7 @@ class _Row:
             self.text += whole[len(known) :]
             self._decoded, self._undecoded = self._undecoded, []
 
-    def show(self, index: int, wanted: _Wanted, final: bool) -> None:
+    def show(self, index: int, wanted: Wanted, final: bool) -> None:
         """Say what is certain: the end of the text may still become a stop string."""
         if final and self.ended != "stop":
             self._decode(final=True)
@@ -343,7 +343,7 @@ class Cache:
         for name in self.outputs:
             binding.bind_output(name, "cpu")
         outputs = dict(zip(self.outputs, self._run(binding)))
-        self.values = {n: outputs[_present(n)] for n in self.values}
+        self.values = {n: outputs[present_of(n)] for n in self.values}
         self.mask = mask
         return _logits(outputs["logits"], every)
 
@@ -382,7 +382,7 @@ class InPlaceCache(Cache):
         self.binding.clear_binding_outputs()
         self.binding.bind_output("logits", "cpu")
         for name, value in self.values.items():
-            self.binding.bind_ortvalue_output(_present(name), value)
+            self.binding.bind_ortvalue_output(present_of(name), value)
         outputs = self._run(self.binding)
         self.mask = mask
         return _logits(outputs[0], every)
@@ -406,7 +406,7 @@ def _empty(spec: Any, rows: int, room: int) -> ort.OrtValue:
     )
 
 
-def _present(name: str) -> str:
+def present_of(name: str) -> str:
     return name.replace("past_key_values", "present")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from opsmith import ops
 from opsmith.rewriter.rule import DOMAIN, size_of
 
 VERSION = 1
@@ -79,6 +80,11 @@ class Calls:
             return heads is None or key_heads is None or heads != key_heads
 
         return any(differ(n) for n in self.nodes)
+
+    @property
+    def capped(self) -> bool:
+        """Whether scores are cap * tanh(score / cap)."""
+        return any(n.op_type.startswith(ops.CAPPED) for n in self.nodes)
 
     @property
     def guarded(self) -> bool:
@@ -181,7 +187,15 @@ def _group_norm_silu(b: Body, calls: Calls, x: ir.Value, scale: ir.Value, bias: 
 
 
 def _scores(b: Body, calls: Calls, q: ir.Value, k: ir.Value) -> Any:
-    """q (B,H,S,D), k (B,Hkv,T,D) -> scale q k^T (B,H,S,T)"""
+    """q (B,H,S,D), k (B,Hkv,T,D) -> scale q k^T (B,H,S,T), capped if its calls are"""
+    products = _products(b, calls, q, k)
+    if not calls.capped:
+        return products
+    cap = b.attribute_number("cap", q)
+    return b.Mul(b.Tanh(b.Div(products, cap)), cap)
+
+
+def _products(b: Body, calls: Calls, q: ir.Value, k: ir.Value) -> Any:
     scale = b.attribute_number("scale", q)
     if not calls.grouped:
         return b.Mul(b.MatMul(q, b.Transpose(k, perm=[0, 1, 3, 2])), scale)
@@ -265,8 +279,8 @@ def _kv_append(b: Body, calls: Calls, past: ir.Value, new: ir.Value) -> Any:
     return b.Concat(past, new, axis=2)
 
 
-def _cache_append(b: Body, calls: Calls, past: ir.Value, new: ir.Value, total: ir.Value) -> Any:
-    """The first total - S rows of past, the S new ones, and what room past has beyond (compiler/cache.py)."""
+def _cache_append(b: Body, calls: Calls, past: ir.Value, new: ir.Value, total: ir.Value, mask: ir.Value) -> Any:
+    """The first total - S rows of past, the S new ones, and what room past has beyond; texts of one length (compiler/cache.py)."""
     axis, zero = b.ints(2), b.ints(0)
     cached = b.Sub(total, b.Slice(b.Shape(new), axis, b.ints(3)))
     room = b.Max(total, b.Slice(b.Shape(past), axis, b.ints(3)))
@@ -328,6 +342,16 @@ def _upsample_conv(b: Body, calls: Calls, x: ir.Value, weight: ir.Value, bias: i
     return _convolve(b, b.Resize(x, None, scales, **mode), weight, bias)
 
 
+_ATTENTION = {
+    "Attention": Function(("q", "k", "v"), _attention, (("scale", _FLOAT),)),
+    "AttentionBias": Function(("q", "k", "v", "bias"), _attention_bias, (("scale", _FLOAT),)),
+    "AttentionMask": Function(("q", "k", "v", "mask"), _attention_mask, (("scale", _FLOAT),)),
+    "CausalAttention": Function(("q", "k", "v"), _causal_attention, (("scale", _FLOAT),)),
+}
+_CAPPED = {
+    ops.CAPPED + name: dataclasses.replace(plain, attributes=(*plain.attributes, ("cap", _FLOAT)))
+    for name, plain in _ATTENTION.items()
+}
 LIBRARY: dict[str, Function] = {
     "Gelu": Function(("x",), _gelu),
     "GeluTanh": Function(("x",), _gelu_tanh),
@@ -339,14 +363,12 @@ LIBRARY: dict[str, Function] = {
     "SkipRmsNorm": Function(("x", "skip", "scale"), _skip_rms_norm, (("epsilon", _FLOAT),), ("y", "sum")),
     "GroupNorm": Function(("x", "scale", "bias"), _group_norm, (("groups", _INT), ("epsilon", _FLOAT))),
     "GroupNormSilu": Function(("x", "scale", "bias"), _group_norm_silu, (("groups", _INT), ("epsilon", _FLOAT))),
-    "Attention": Function(("q", "k", "v"), _attention, (("scale", _FLOAT),)),
-    "AttentionBias": Function(("q", "k", "v", "bias"), _attention_bias, (("scale", _FLOAT),)),
-    "AttentionMask": Function(("q", "k", "v", "mask"), _attention_mask, (("scale", _FLOAT),)),
-    "CausalAttention": Function(("q", "k", "v"), _causal_attention, (("scale", _FLOAT),)),
+    **_ATTENTION,
+    **_CAPPED,
     "Rotary": Function(("x", "cos", "sin"), _rotary),
     "RotaryInterleaved": Function(("x", "cos", "sin"), _rotary_interleaved),
     "KvAppend": Function(("past", "new"), _kv_append),
-    "CacheAppend": Function(("past", "new", "total"), _cache_append),
+    "CacheAppend": Function(("past", "new", "total", "mask"), _cache_append),
     "CacheRows": Function(("cache", "total"), _cache_rows),
     "UpsampleConv": Function(("x", "weight", "bias"), _upsample_conv, (("factor", _FLOAT), *_CONV)),
     **{f"Linear{a}{r}": _linear(a, bool(r)) for a in ("", *ACTIVATIONS) for r in ("", "Residual")},

@@ -21,13 +21,15 @@ from opsmith.errors import OpsmithError
 from opsmith.pipelines import edit, grammar, masks, pictures
 from opsmith.pipelines.diffusion import Callback, DiffusionApp, Generated
 from opsmith.pipelines.prompts import write_prompts
+from opsmith.pipelines.shared import SLOTS
 from opsmith.studio.album import Album, Picture
 from opsmith.studio.jobs import EVERYONE, FINISHED, Job, Jobs
 from opsmith.studio.metrics import Metrics
 from opsmith.studio.models import Models, run_opsmith
 from opsmith.studio.uploads import Limits
 
-WORKERS = ("pictures", "writer", "embedder", "light", "forge")  # light: selections and edits that need no picture model
+# Jobs that each does at a time. light: selections and edits that need no picture model. Texts share the steps of the writer.
+WORKERS = {"pictures": 1, "writer": SLOTS, "embedder": 1, "light": 1, "forge": 1}
 LARGEST = 1024  # pixels of a side
 MOST = 8  # pictures of one request
 REPORT_SECONDS = 12

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from PIL import Image
@@ -162,16 +162,19 @@ class Watcher:
 
 
 class Jobs:
-    def __init__(self, workers: Sequence[str], *, kept: int = KEPT, kept_seconds: float = KEPT_SECONDS) -> None:
+    def __init__(self, workers: Mapping[str, int], *, kept: int = KEPT, kept_seconds: float = KEPT_SECONDS) -> None:
+        """WORKERS: how many jobs each of them does at a time."""
         self.kept, self.kept_seconds = kept, kept_seconds
         self._all: dict[str, Job] = {}
         self._queues: dict[str, list[Job]] = {name: [] for name in workers}
-        self._running: dict[str, Job | None] = dict.fromkeys(workers)
+        self._running: dict[str, list[Job]] = {name: [] for name in workers}
         self._turn = threading.Condition()
         self._watchers: set[Watcher] = set()
         self._closed = False
         self._threads = [
-            threading.Thread(target=self._serve, args=(name,), name=f"opsmith-{name}", daemon=True) for name in workers
+            threading.Thread(target=self._serve, args=(name,), name=f"opsmith-{name}", daemon=True)
+            for name, count in workers.items()
+            for _ in range(count)
         ]
         for thread in self._threads:
             thread.start()
@@ -194,9 +197,9 @@ class Jobs:
             queue = self._queues[worker]
             if len(queue) >= LONGEST_QUEUE:
                 raise QueueFull(f"{len(queue)} jobs are waiting already", "try again in a while")
-            running = self._running[worker]
-            if not background and running is not None and running.background:
-                running.stop.set()
+            for running in self._running[worker]:
+                if running.background and not background:
+                    running.stop.set()
             self._all[job.id] = job
             queue.append(job)
             self._turn.notify_all()
@@ -234,8 +237,7 @@ class Jobs:
             queue = self._queues[job.worker]
             if job not in queue:
                 return None
-            running = self._running[job.worker]
-            return queue.index(job) + (running is not None and not running.background)
+            return queue.index(job) + any(not running.background for running in self._running[job.worker])
 
     def snapshot(self, job: Job) -> dict[str, Any]:
         return job.snapshot(self.position(job))
@@ -244,7 +246,7 @@ class Jobs:
         """Jobs that run or wait, per worker."""
         with self._turn:
             return {
-                name: len(queue) + ((now := self._running[name]) is not None and not now.background)
+                name: len(queue) + sum(not running.background for running in self._running[name])
                 for name, queue in self._queues.items()
             }
 
@@ -295,14 +297,14 @@ class Jobs:
                 if self._closed:
                     return
                 job = self._queues[name].pop(0)
-                self._running[name] = job
+                self._running[name].append(job)
                 waiting = list(self._queues[name])
                 job.state, job.started = "running", time.time()
             for other in (job, *waiting):
                 self._changed(other)
             self._work(job)
             with self._turn:
-                self._running[name] = None
+                self._running[name].remove(job)
                 waiting = list(self._queues[name])
             for other in (job, *waiting):
                 self._changed(other)

@@ -27,6 +27,7 @@ from opsmith.pipelines.diffusion import COMPONENTS, DiffusionApp
 from opsmith.pipelines.embed import TextEncoder
 from opsmith.pipelines.masks import Segmenter
 from opsmith.pipelines.prompts import Style, style_of
+from opsmith.pipelines.shared import SharedWriter
 from opsmith.pipelines.text import TextGenerator
 
 SMALL = 500 * 2**20  # pipelines of which two variants may stay loaded
@@ -57,6 +58,7 @@ class Models:
         self._lock = threading.Lock()
         self._apps: dict[str, DiffusionApp] = {}
         self._writer: TextGenerator | None = None
+        self._shared: SharedWriter | None = None
         self._segmenter: Segmenter | None = None
         self._embedder: TextEncoder | None = None
         self._speeds = _read_json(self._speed_file)
@@ -166,6 +168,14 @@ class Models:
                 self._writer = TextGenerator(self.home("writer"), threads=self.threads)
             return self._writer
 
+    def shared_writer(self) -> SharedWriter:
+        """The writer for several requests at once."""
+        writer = self.writer()
+        with self._lock:
+            if self._shared is None or self._shared.generator is not writer:
+                self._shared = SharedWriter(writer)
+            return self._shared
+
     def writer_names(self) -> list[str]:
         """As the API calls it; a folder of the user's own also by its name."""
         return ["writer", *_folder_name(self.given["writer"])]
@@ -217,7 +227,7 @@ class Models:
                 remarks.append(f"{name} stays as it is: {error}")
         tell(len(wanted), len(wanted), "compiled")
         with self._lock:
-            self._writer = self._segmenter = None  # loaded again, compiled, when they are next needed
+            self._writer = self._shared = self._segmenter = None  # loaded again, compiled, when they are next needed
         return remarks
 
     def _copy_starter(self) -> None:

@@ -266,7 +266,7 @@ def _write(
     stop: list[str],
     logprobs: int | None,
 ) -> dict[str, Any]:
-    made = writer.generate(
+    made, speed = studio.models.shared_writer().generate(
         list(prompts),
         max_new_tokens=room,
         sampling=sampling,
@@ -274,12 +274,11 @@ def _write(
         stop=stop,
         logprobs=logprobs,
         lookup=given.lookup or 0,
-        reuse=True,  # the next turn of a chat begins like this one
         on_text=job.say,
         cancelled=job.stop.is_set,
     )
     job.output = [(g, [_likely(writer, t) for t in g.likelihoods] if logprobs is not None else None) for g in made]
-    studio.metrics.wrote(writer.speed)
+    studio.metrics.wrote(speed)
     job.tell()
     asked, written = sum(map(len, prompts)), sum(len(g.tokens) for g in made)
     return {"prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from opsmith import ops
 from opsmith.analysis.attention import total_rows
 from opsmith.analysis.registry import Node
 from opsmith.analysis.values import DataType
@@ -33,10 +34,11 @@ ATTENTION_SHAPE = Struct(
         *(f"{operand}_{step}" for operand in "qkvo" for step in ("batch", "head", "row")),
         "scale",
         "causal",
+        "cap",
         "most_keys",
         "most_panels",
     ),
-    singles=("scale",),
+    singles=("scale", "cap"),
 )
 TUNED = (*ATTENTION_SHAPE.fields[:7], "causal")  # what the tuner must know of a call
 _MASK = ("p", "batch", "head", "row", "col")
@@ -59,7 +61,7 @@ def _unit_inner(view: View, builder: Builder) -> View:
     return view if view.strides[-1] == 1 or view.dims[-1] == 1 else builder.dense(view)
 
 
-@lowers("opsmith::Attention", "opsmith::AttentionBias", "opsmith::AttentionMask", "opsmith::CausalAttention")
+@lowers(*(f"opsmith::{name}" for name in ops.ATTENTIONS))
 def _attention(node: Node, builder: Builder) -> None:
     q, k, v = (_unit_inner(builder.tensor(value), builder) for value in node.ir.inputs[:3])
     narrow = builder.precision(node) is BF16 and builder.target.isa.multiplies_bf16
@@ -74,11 +76,12 @@ def _attention(node: Node, builder: Builder) -> None:
     numbers = [batch, heads, k.dims[1], queries, keys, size, value_size]
     strides = [s for view in (q, k, v, target) for s in view.strides[:3]]
     fields: dict[str, Argument] = dict(zip(ATTENTION_SHAPE.fields, [*numbers, *strides]))
-    fields |= {"scale": float(node.attribute("scale", 1.0)), "causal": node.op == "CausalAttention"}
+    causal, cap = node.op.endswith("CausalAttention"), float(node.attribute("cap", 0.0))
+    fields |= {"scale": float(node.attribute("scale", 1.0)), "cap": cap, "causal": causal}
     limits = builder.limits("attention")
     tunable = None
     if {q.dtype, k.dtype, target.dtype} == {DataType.FLOAT} and not narrow:
-        sizes: dict[str, SizeLike | str] = {**dict(zip(TUNED, numbers)), "causal": int(node.op == "CausalAttention")}
+        sizes: dict[str, SizeLike | str] = {**dict(zip(TUNED, numbers)), "causal": int(causal)}
         tunable = Tunable("attention", "attention", sizes, limits)
     if limits is not None:
         fields |= {"most_keys": limits.rows, "most_panels": limits.panels}
@@ -108,7 +111,7 @@ def _attention(node: Node, builder: Builder) -> None:
 def _mask(node: Node, builder: Builder) -> StructValue:
     if not node.has(3):
         return StructValue(NO_MASK, {})
-    kind = BOOL_MASK if node.op == "AttentionMask" else BIAS_MASK
+    kind = BOOL_MASK if node.op.endswith("AttentionMask") else BIAS_MASK
     mask = builder.tensor(node.ir.inputs[3])
     mask = mask if kind is BOOL_MASK else builder.as_float(mask)
     return StructValue(kind, dict(zip(_MASK, (mask, *_stretched_strides(mask)))))
@@ -180,7 +183,7 @@ CACHE_SHAPE = Struct(
 CACHE_APPEND = Kernel(
     "cache_append",
     "cache.hpp",
-    [struct("shape", CACHE_SHAPE), read("past"), read("fresh"), write("present")],
+    [struct("shape", CACHE_SHAPE), read("past"), read("fresh"), read("mask"), write("present")],
     "rows of a KV cache, in place where past and present are one buffer",
 )
 
@@ -198,6 +201,7 @@ def _append(node: Node, builder: Builder) -> None:
         shape=StructValue(CACHE_SHAPE, dict(zip(CACHE_SHAPE.fields, fields))),
         past=past,
         fresh=new,
+        mask=builder.dense(builder.tensor(node.ir.inputs[3])),
         present=target,
         comment=f"{rows} rows of {product((batch, heads))} heads behind {cached}",
     )

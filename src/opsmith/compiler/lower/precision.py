@@ -18,7 +18,7 @@ from opsmith.compiler.program import Target
 
 MOST_SUMMED = 16384  # numbers of a row that is quantized: most_columns in quantize_rows.hpp
 LEAST = 16  # rows and columns of a weight, at least: smaller products cost nothing, and would add an error
-_ATTENTION = frozenset(("Attention", "AttentionBias", "AttentionMask", "CausalAttention"))
+_ATTENTION = frozenset(ops.ATTENTIONS)
 _NORMS = frozenset(("LayerNormalization", "RmsNorm", "GroupNorm", "GroupNormSilu", "SkipLayerNorm", "SkipRmsNorm"))
 _MULTIPLYING = _ATTENTION | {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "LSTM", "GRU", "RNN"}
 # Operators that give a view of what they read, in whatever type that lies.

@@ -287,7 +287,7 @@ _ATTENTION = """
 AttentionShape shape_of(const i64* s, const i64* l) {
   const i64 H = s[1], G = s[2], S = s[3], T = s[4], D = s[5], E = s[6];
   return AttentionShape{s[0], H, G, S, T, D, E, S * H * D, D, H * D, T * G * D, D, G * D, T * G * E, E, G * E,
-                        S * H * E, E, H * E, 0.125f, s[7] != 0, l[0], l[1]};
+                        S * H * E, E, H * E, 0.125f, s[7] != 0, 0, l[0], l[1]};
 }
 void run_attention(const Pool& pool, const i64* s, const i64* l, void* const* d) {
   const AttentionShape shape = shape_of(s, l);

@@ -7,7 +7,8 @@ The walk starts at the Softmax and goes outward. Cases:
   (4) torch's guard after the Softmax, Where(IsNaN(p), 0, p): a query without keys gets 0
   (5) 3 dimensions (batch and heads in one, or one head): they become (1, batch * heads, ...)
   (6) grouped-query attention: K and V repeated by Unsqueeze, Expand, Reshape are taken before the repetition
-  (7) a mask that depends on sizes only and is causal for every size: no mask at all is needed
+  (7) a soft cap, cap * tanh(scale q k^T / cap), below the mask (Gemma 2): CappedAttention and so on
+  (8) a mask that depends on sizes only and is causal for every size: no mask at all is needed
 
 -inf means "not seen"; a finite number such as the smallest float does not: a query whose keys all carry it still
 averages them. Such masks therefore stay numbers (AttentionBias).
@@ -20,6 +21,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
+from opsmith import ops
 from opsmith.rewriter import causal
 from opsmith.rewriter.rule import (
     Site,
@@ -50,13 +52,14 @@ class _Scores:
     keep: ir.Value | None = None  # Where(keep, scores, floor)
     drop: ir.Value | None = None  # Where(drop, floor, scores)
     floor: float = 0.0
+    cap: float | None = None  # of the scaled scores, before the mask
 
 
 @rule(
     "attention",
     "softmax(scale * q k^T + mask) v -> Attention(q, k, v, mask)",
     roots=("Softmax",),
-    makes=("opsmith.Attention", "opsmith.AttentionBias", "opsmith.AttentionMask", "opsmith.CausalAttention"),
+    makes=tuple(f"opsmith.{name}" for name in ops.ATTENTIONS),
 )
 def attention(site: Site) -> None:
     probabilities, guarded = _after_softmax(site)
@@ -135,6 +138,11 @@ def _before_softmax(site: Site) -> _Scores:
             scores.scale *= factor
             value = inner
             continue
+        if is_op(node, "Tanh"):  # (7) what stands above it is divided by the cap
+            site.need(scores.cap is None and scores.scale > 0, "Tanh of the scores is no soft cap", node)
+            scores.cap, value = scores.scale, input_of(node, 0)
+            continue
+        site.need(scores.cap is None, "a mask below the soft cap", node)
         site.need(scores.bias is None and scores.keep is None and scores.drop is None, "two masks", node)
         site.need(scores.scale == 1.0, "the mask is scaled together with the scores", node)
         if is_op(node, "Add"):  # (3)
@@ -159,9 +167,7 @@ def _leads_to_contraction(value: ir.Value | None) -> bool:
         if is_op(node, "MatMul", "Einsum"):
             return True
         _, inner = constant_factor(value)
-        if inner is None:
-            return False
-        value = inner
+        value = node.inputs[0] if node is not None and is_op(node, "Tanh") else inner
     return False
 
 
@@ -305,23 +311,28 @@ def _as_four(site: Site, value: ir.Value, batches: int) -> ir.Value:
 
 
 def _call(site: Site, q: ir.Value, k: ir.Value, v: ir.Value, scores: _Scores, scale: float, guarded: bool) -> ir.Value:
+    def call(name: str, *mask: ir.Value) -> ir.Value:
+        if scores.cap is None:
+            return site.call(name, q, k, v, *mask, scale=scale)  # type: ignore[no-any-return]
+        return site.call(ops.CAPPED + name, q, k, v, *mask, scale=scale, cap=scores.cap)  # type: ignore[no-any-return]
+
     if scores.bias is None and scores.keep is None and scores.drop is None:
-        return site.call("Attention", q, k, v, scale=scale)  # type: ignore[no-any-return]
+        return call("Attention")
     bias, keep, drop, floor = scores.bias, scores.keep, scores.drop, scores.floor
-    if causal.is_causal(site.graph, bias=bias, keep=keep, drop=drop):  # (7)
-        return site.call("CausalAttention", q, k, v, scale=scale)  # type: ignore[no-any-return]
+    if causal.is_causal(site.graph, bias=bias, keep=keep, drop=drop):  # (8)
+        return call("CausalAttention")
     if bias is not None:
         choice = _choice_of(bias)
         if choice is not None:
             keep, drop, floor = choice
     if floor == -np.inf and guarded and (keep is not None or drop is not None):
         mask = keep if keep is not None else site.op("Not", drop)
-        return site.call("AttentionMask", q, k, v, mask, scale=scale)  # type: ignore[no-any-return]
+        return call("AttentionMask", mask)
     if bias is None:
         assert q.dtype is not None
         zero, lowest = (site.constant(n, q.dtype.numpy()) for n in (0.0, floor))
         bias = site.op("Where", keep, zero, lowest) if keep is not None else site.op("Where", drop, lowest, zero)
-    result: ir.Value = site.call("AttentionBias", q, k, v, bias, scale=scale)
+    result: ir.Value = call("AttentionBias", bias)
     finite = floor < 0 and floor != -np.inf
     if guarded and not finite:
         result.producer().metadata_props["opsmith.guarded"] = "1"  # type: ignore[union-attr]
