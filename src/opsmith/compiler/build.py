@@ -6,6 +6,7 @@ features; the same model on the same machine is therefore built once, and kernel
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import dataclasses
 import functools
@@ -190,18 +191,23 @@ def build(
     cache = settings.cache_folder("objects")
     sweep_files(cache, "*.*.o")
     objects: list[Path] = []
-    todo: list[tuple[Source, Path, list[str]]] = []
+    todo: list[tuple[Source, Path, tuple[str, ...]]] = []
     for source in (s for s in sources if s.compiled):
         own = source.isa or isa
-        flags = compiler.flags(own, source.namespace)
+        flags = tuple(compiler.flags(own, source.namespace))
         target = cache / f"{_key(_with_headers(source, sources), compiler, own, flags)}.o"
         objects.append(target)
         if not _is_whole(target):
             todo.append((source, target, flags))
+    alike = collections.Counter(flags for *_, flags in todo)
+    begin = {flags: _parsed_headers(compiler, flags, files) for flags, files in alike.items()}
     # The largest files first, so that the last one to finish is a small one.
     todo.sort(key=lambda t: -len(t[0].text))
     with concurrent.futures.ThreadPoolExecutor(jobs or machine.cores()) as pool:
-        futures = {pool.submit(_compile, compiler, folder / s.name, target, flags): s for s, target, flags in todo}
+        futures = {
+            pool.submit(_compile, compiler, folder / s.name, target, [*flags, *begin[flags]]): s
+            for s, target, flags in todo
+        }
         try:
             for future in concurrent.futures.as_completed(futures):
                 future.result()
@@ -212,6 +218,33 @@ def build(
             raise
     _run(compiler.link_command(objects, library), compiler, "link the library")
     return library
+
+
+FILES_WORTH_PARSING_ONCE = 6  # parsing takes 1.9 s and saves 0.4 s of the 0.9 to 1.2 s of a file (Zen 4, g++ 12)
+PARSED_KEPT = 4  # of 55 MB each
+
+
+def _parsed_headers(compiler: Compiler, flags: Sequence[str], files: int) -> list[str]:
+    """Flags with which a file begins with all kernel headers, parsed once for all files with the same FLAGS (g++'s precompiled
+    header, in the cache). What the compiler cannot use it parses as text: slower, never different."""
+    if compiler.name != "g++":
+        return []
+    cache = settings.cache_folder("objects")
+    parts = [headers_digest(), *flags, compiler.version, *sorted(machine.cpu_features())]
+    header = cache / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:40]}.hpp"
+    parsed = header.with_suffix(".hpp.gch")
+    if not _is_whole(parsed):
+        if files < FILES_WORTH_PARSING_ONCE:
+            return []
+        sweep_files(cache, "*.*.gch")
+        names = [p.name for p in sorted(KERNELS.glob("*.hpp")) if not p.name.startswith("simd_")]
+        own = header.with_suffix(f".{os.getpid()}.hpp")
+        own.write_text("".join(f'#include "{name}"\n' for name in names), encoding="utf-8")
+        own.replace(header)
+        _compile(compiler, header, parsed, [*flags, "-x", "c++-header"])
+        for old in sorted(cache.glob("*.hpp.gch"), key=lambda p: p.stat().st_mtime)[:-PARSED_KEPT]:
+            old.unlink(missing_ok=True)
+    return ["-include", str(header)]
 
 
 def write_sources(sources: Sequence[Source], folder: Path) -> None:
@@ -242,7 +275,7 @@ def _key(text: str, compiler: Compiler, isa: InstructionSet, flags: Sequence[str
 
 
 def _compile(compiler: Compiler, source: Path, target: Path, flags: Sequence[str]) -> None:
-    temporary = target.with_name(f"{target.stem}.{os.getpid()}.o")  # swept if this process is killed
+    temporary = target.with_name(f"{target.stem}.{os.getpid()}{target.suffix}")  # swept if this process is killed
     try:
         command = compiler.compile_command(source, temporary, [KERNELS], flags)
         _run(command, compiler, f"compile {source.name}")

@@ -1,0 +1,57 @@
+"""The compiler driver: headers parsed once for many files change time, never the code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from opsmith.compiler.build import FILES_WORTH_PARSING_ONCE, build, find_compiler
+from opsmith.compiler.emit import Source
+
+SOURCES = [
+    Source(
+        f"twice{i}.cpp",
+        f'#include "simd.hpp"\nnamespace opsmith {{ void twice{i}(float* x) {{ x[0] *= {i + 2}.0f; }} }}\n',
+    )
+    for i in range(FILES_WORTH_PARSING_ONCE)
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    if find_compiler().name != "g++":
+        pytest.skip("headers are parsed once by g++ only")
+    monkeypatch.setenv("OPSMITH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "objects"
+
+
+def objects(cache: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in cache.glob("*.o")}
+
+
+def test_many_files_parse_the_headers_once_and_give_the_same_code(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(SOURCES, tmp_path / "src", tmp_path / "lib.so")
+    (parsed,) = cache.glob("*.gch")
+    once = objects(cache)
+    for path in cache.iterdir():
+        path.unlink()
+    driver = sys.modules["opsmith.compiler.build"]  # the package has a function of that name
+    monkeypatch.setattr(driver, "FILES_WORTH_PARSING_ONCE", 1000)
+    build(SOURCES, tmp_path / "src", tmp_path / "lib.so")
+    assert not list(cache.glob("*.gch"))
+    assert objects(cache) == once and len(once) == len(SOURCES)
+
+
+def test_a_damaged_parsed_header_is_made_anew(tmp_path: Path, cache: Path) -> None:
+    build(SOURCES, tmp_path / "src", tmp_path / "lib.so")
+    (parsed,) = cache.glob("*.gch")
+    whole = parsed.stat().st_size
+    parsed.write_bytes(parsed.read_bytes()[: whole // 2])
+    for path in cache.glob("*.o"):
+        path.unlink()
+    build(SOURCES, tmp_path / "src", tmp_path / "lib.so")
+    assert parsed.stat().st_size > 0.9 * whole and len(objects(cache)) == len(SOURCES)
