@@ -264,6 +264,23 @@ def test_strict_mode_uses_no_winograd(tmp_path):
     assert strict.variant.record["compiled"]["algorithms"] == {}
 
 
+def test_a_convolution_of_stride_two_goes_through_winograd_where_the_image_is_large_enough(tmp_path):
+    """30 x 37 pixels pay, 9 x 9 go the direct way; both are right."""
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(24, 20, 3, 3)).astype(np.float32)
+    model = graph(
+        "g (float[n, 20, height, width] x) => (float[n, 24, h, v] y) { y = Conv<strides=[2,2], pads=[1,1,1,1]>(x, w) }"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    result = opsmith.compile(model, tmp_path / "m" / "c", regions="whole")
+    assert result.variant.record["compiled"]["algorithms"] == {"winograd F(4x4,3x3) stride 2": 1}
+    session, stock = opsmith.load(result.variant.path), opsmith.load(model)
+    for size in ((2, 20, 30, 37), (1, 20, 9, 9), (1, 20, 1, 1)):
+        x = rng.normal(size=size).astype(np.float32)
+        got, want = (s.run(None, {"x": x})[0] for s in (session, stock))
+        np.testing.assert_allclose(got, want, atol=3e-6 * np.abs(want).max())
+
+
 @pytest.mark.parametrize("value", [1e6, np.inf, np.nan])
 def test_an_extreme_pixel_reaches_what_reads_it_and_nothing_else(tmp_path, value):
     rng = np.random.default_rng(0)

@@ -118,6 +118,21 @@ MODELS |= {
     "to one with bias": (weights(BIASED, w0=(1, 24, 1, 1), w1=(1,)), (2, 24, 17, 30)),
     "deep": (conv((7, 3, 2, 3, 3), "pads=[0,1,1,1,1,1], strides=[1,2,1]"), (2, 3, 4, 9, 10)),
     "deep flat": (conv((20, 32, 1, 5, 5), "pads=[0,2,2,0,2,2]", channels=32), (1, 32, 3, 9, 10)),
+    "deep flat to three": (conv((3, 32, 1, 5, 5), "pads=[0,2,2,0,2,2]", channels=32), (2, 32, 3, 9, 10)),
+    "deep flat to one": (conv((1, 32, 1, 5, 5), "pads=[0,2,2,0,2,2]", channels=32), (2, 32, 3, 9, 10)),
+    "deep flat behind": (conv((3, 32, 1, 5, 5), "pads=[0,2,2,1,2,2]", channels=32), (2, 32, 3, 9, 10)),
+    "deep flat depthwise": (conv((32, 1, 1, 3, 3), "strides=[1,2,1], group=32", channels=32), (2, 32, 3, 9, 10)),
+    "deep flat with a sum per item": (
+        weights(
+            graph(
+                """g (float[n, 6, d, h, w] x) => (float[n, 20, d, a, b] y) {
+                c = Conv(x, w0)  m = ReduceMax<axes=[2,3,4]>(c)  y = Sub(c, m) }""",
+                13,
+            ),
+            w0=(20, 6, 1, 3, 3),
+        ),
+        (2, 6, 3, 9, 10),
+    ),
     "stem": (conv((16, 3, 3, 3), "pads=[1,1,1,1], strides=[2,2]"), (2, 3, 17, 30)),
     "to one": (conv((1, 24, 3, 3), "pads=[1,1,1,1]", channels=24), (2, 24, 17, 30)),
     "to three": (conv((3, 24, 9, 9), "pads=[4,4,4,4]", channels=24), (2, 24, 17, 30)),

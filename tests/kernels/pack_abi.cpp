@@ -29,10 +29,12 @@ void conv2d_bf16_f32(const ConvShape* s, const float* x, const bf16* packed, flo
 }
 
 i64 winograd_workspace_bytes(const ConvShape* s, i64 tile) {
+  if (s->stride_h == 2) return conv2d_winograd4_stride2_workspace(*s);
   return tile == 4 ? conv2d_winograd4_workspace(*s) : conv2d_winograd2_workspace(*s);
 }
 
 void winograd_f32(const ConvShape* s, i64 tile, const float* x, const float* transformed, float* y, void* workspace) {
+  if (s->stride_h == 2) return conv2d_winograd4_stride2(serial, *s, x, transformed, y, workspace, plain);
   if (tile == 4) return conv2d_winograd4(serial, *s, x, transformed, y, workspace, plain);
   conv2d_winograd2(serial, *s, x, transformed, y, workspace, plain);
 }

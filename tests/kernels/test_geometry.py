@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import importlib.util
+import itertools
 import platform
 import re
 import shutil
@@ -122,30 +123,33 @@ def test_winograd_pays_by_the_same_estimate_in_the_compiler_and_at_run_time(
         pytest.skip("no C++ compiler")
     text = """#include "winograd.hpp"
     using namespace opsmith;
-    extern "C" bool pays(i64 tile, i64 batch, i64 height, i64 width) {
+    extern "C" bool pays(i64 tile, i64 stride, i64 batch, i64 height, i64 width, i64 dilation_h, i64 dilation_w) {
       ConvShape s{};
-      s.batch = batch, s.out_height = height, s.out_width = width;
-      return tile == 4 ? winograd_pays<4>(s) : winograd_pays<2>(s);
+      s.batch = batch, s.out_height = height, s.out_width = width, s.dilation_h = dilation_h, s.dilation_w = dilation_w;
+      return stride == 2 ? winograd_pays<4, 2>(s) : tile == 4 ? winograd_pays<4, 1>(s) : winograd_pays<2, 1>(s);
     }"""
     library = tmp_path / "pays.so"
     compiled([*command, "-shared", "-fPIC", "-o", str(library)], text, tmp_path / "pays.cpp", monkeypatch)
     pays = ctypes.CDLL(str(library)).pays
     pays.restype = ctypes.c_bool
     answers = []
-    for tile, batch, height, width in np.ndindex(2, 3, 20, 20):
+    for way, (batch, height, width) in itertools.product(winograd.WAYS.values(), np.ndindex(3, 20, 20)):
         sizes = (1, 2, 8)[batch], height * 3 + 1, width * 3 + 1
-        tile = (4, 2)[tile]
-        expected = winograd.cost(tile, *sizes) < winograd.cost(None, *sizes)
-        assert pays(*(ctypes.c_int64(v) for v in (tile, *sizes))) == expected, (tile, sizes)
+        dilations = (1, 1) if way.stride == 2 else (1 + height % 3, 1 + width % 2)
+        expected = way.cost(*sizes, dilations) < winograd.direct_cost(*sizes)
+        assert pays(*(ctypes.c_int64(v) for v in (way.tile, way.stride, *sizes, *dilations))) == expected, (way, sizes)
         answers.append(expected)
     assert {True, False} == set(answers)
 
 
 def test_winograd_needs_a_plain_3x3_kernel_and_16_channels_on_both_sides() -> None:
-    assert winograd.fits((16, 16, 3, 3), (1, 1), (1, 1), 1)
-    assert not winograd.fits((15, 16, 3, 3), (1, 1), (1, 1), 1)
-    assert not winograd.fits((16, 15, 3, 3), (1, 1), (1, 1), 1)
-    assert not winograd.fits((16, 16, 3, 1), (1, 1), (1, 1), 1)
-    assert not winograd.fits((16, 16, 3, 3), (1, 2), (1, 1), 1)
-    assert not winograd.fits((16, 16, 3, 3), (1, 1), (2, 1), 1)
-    assert not winograd.fits((16, 16, 3, 3), (1, 1), (1, 1), 2)
+    assert list(winograd.fitting((16, 16, 3, 3), (1, 1), (1, 1), 1)) == ["conv2d_winograd4", "conv2d_winograd2"]
+    assert list(winograd.fitting((16, 16, 3, 3), (2, 2), (1, 1), 1)) == ["conv2d_winograd4_stride2"]
+    assert not winograd.fitting((15, 16, 3, 3), (1, 1), (1, 1), 1)
+    assert not winograd.fitting((16, 15, 3, 3), (1, 1), (1, 1), 1)
+    assert not winograd.fitting((16, 16, 3, 1), (1, 1), (1, 1), 1)
+    assert not winograd.fitting((16, 16, 3, 3), (1, 2), (1, 1), 1)
+    assert not winograd.fitting((16, 16, 3, 3), (3, 3), (1, 1), 1)
+    assert list(winograd.fitting((16, 16, 3, 3), (1, 1), (2, 1), 1)) == ["conv2d_winograd4", "conv2d_winograd2"]
+    assert not winograd.fitting((16, 16, 3, 3), (2, 2), (2, 1), 1)
+    assert not winograd.fitting((16, 16, 3, 3), (1, 1), (1, 1), 2)

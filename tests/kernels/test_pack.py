@@ -26,6 +26,7 @@ from opsmith.compiler.pack import (
     pack_winograd_pairs,
     unpack_matmul_nbits,
 )
+from opsmith.compiler.winograd import WAYS, Way
 from opsmith.errors import OpsmithError
 
 HERE = Path(__file__).parent
@@ -133,15 +134,15 @@ def test_conv_weights_packed_in_pairs_give_the_convolution(library: ctypes.CDLL,
     np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("tile", [2, 4])
-def test_transformed_winograd_weight_gives_the_convolution(library: ctypes.CDLL, tile: int) -> None:
-    rng = np.random.default_rng(tile)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_transformed_winograd_weight_gives_the_convolution(library: ctypes.CDLL, way: Way) -> None:
+    rng = np.random.default_rng(way.tile)
     x, w = rng.standard_normal((2, 7, 9, 10), np.float32), rng.standard_normal((101, 10, 3, 3), np.float32)
-    want, shape = _conv(x, w, pad=1), _conv_shape(x, w, pad=1)
+    want, shape = _conv(x, w, pad=1, stride=way.stride), _conv_shape(x, w, pad=1, stride=way.stride)
     y = np.full(want.shape, np.nan, np.float32)
-    size = library.winograd_workspace_bytes(shape.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(tile))
-    transformed = pack_winograd(w, tile, geometry.native())
-    _call(library.winograd_f32, shape, tile, x, transformed, y, np.empty(size + 64, np.uint8))
+    size = library.winograd_workspace_bytes(shape.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(way.tile))
+    transformed = pack_winograd(w, way, geometry.native())
+    _call(library.winograd_f32, shape, way.tile, x, transformed, y, np.empty(size + 64, np.uint8))
     np.testing.assert_allclose(y, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 

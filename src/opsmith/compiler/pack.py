@@ -12,6 +12,7 @@ import numpy.typing as npt
 from onnx_ir import DataType
 
 from opsmith.compiler.geometry import InstructionSet
+from opsmith.compiler.winograd import WAYS, Way
 from opsmith.errors import OpsmithError
 
 Array = npt.NDArray[np.generic]
@@ -150,21 +151,20 @@ def pack_conv2d(w: Array, groups: int, isa: InstructionSet) -> Array:
     return np.concatenate([pack_gemm(g.reshape(taps * c, o // groups), isa) for g in per_group])
 
 
-# Interpolation points of the Winograd transforms by output tile size; infinity comes on top. winograd.hpp: Winograd.
-_WINOGRAD_POINTS = {4: (0.0, 0.625, -0.625, 1.5, -1.5), 2: (0.0, 1.0, -1.0)}
+def pack_winograd(w: Array, way: Way, isa: InstructionSet) -> Array:
+    """Conv weight [O, C, 3, 3] -> G g G^T in panels, each [filters^2][C][width]; flat. winograd.hpp.
 
-
-def pack_winograd(w: Array, tile: int, isa: InstructionSet) -> Array:
-    """Conv weight [O, C, 3, 3] -> G g G^T in panels, each [n*n][C][width], n = tile + 2; flat. winograd.hpp.
-
-    The transform is done in double precision; `tile` is 4 or 2 output pixels a side.
+    The transform is done in double precision.
     """
     o, c, kh, kw = w.shape
-    if (kh, kw) != (3, 3) or tile not in _WINOGRAD_POINTS:
-        raise OpsmithError(f"no Winograd transform for a {kh}x{kw} kernel with tiles of {tile}", "3x3 with 4 or 2")
-    points = np.array(_WINOGRAD_POINTS[tile])
+    if (kh, kw) != (3, 3):
+        raise OpsmithError(f"no Winograd transform for a {kh}x{kw} kernel", "3x3")
+    points = np.array(way.points)
     norms = [np.prod([p - q for q in points if q != p]) for p in points]
-    g = np.array([[1 / n, p / n, p * p / n] for p, n in zip(points, norms, strict=True)] + [[0, 0, 1]])
+    rows = [[1 / n, p / n, p * p / n] for p, n in zip(points, norms, strict=True)]
+    if way.stride == 2:  # the outer weights are a filter of their own
+        rows = [[first, 0, second] for first, second, _ in rows]
+    g = np.array([*rows, [0, 0, 1], *([[0, 1, 0]] if way.stride == 2 else [])])
     size = len(g) ** 2
     packed = np.zeros(size * c * isa.padded(o), np.float32)
     width = isa.panel_columns
@@ -180,7 +180,7 @@ def pack_winograd(w: Array, tile: int, isa: InstructionSet) -> Array:
 def pack_winograd_pairs(w: Array, isa: InstructionSet) -> Array:
     """The same in bf16 for tiles of 2: panels, each [16][C / 2][width][2], C filled up with a zero. winograd.hpp."""
     o, c = w.shape[:2]
-    plain = pack_winograd(w, 2, isa)
+    plain = pack_winograd(w, WAYS["conv2d_winograd2"], isa)
     parts = []
     for start in range(0, o, isa.panel_columns):
         columns = isa.padded(min(isa.panel_columns, o - start))

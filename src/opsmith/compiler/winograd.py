@@ -2,34 +2,68 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
-
-def fits(weights: Sequence[int], strides: Sequence[int], dilations: Sequence[int], groups: int) -> bool:
-    """Whether it can convolve with WEIGHTS (O, C, KH, KW), and has enough channels for its transforms to be worth it."""
-    plain = groups == 1 and all(s == 1 for s in (*strides, *dilations))
-    return plain and tuple(weights[2:]) == (3, 3) and min(weights[:2]) >= 16
+BYTE = 5  # direct operations in the time that a byte takes from memory
 
 
-def cost_bf16(tile: int | None, batch: int, height: int, width: int) -> int:
+def _tiles(tile: int, size: int, dilation: int) -> int:
+    """Along a side: with dilation d every d-th line is an image of its own."""
+    lines = -(-size // dilation)
+    return min(size, dilation) * -(-lines // tile)
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One of the transforms of winograd.hpp. Costs are direct operations of a pair of channels."""
+
+    tile: int  # output pixels a side
+    stride: int
+    points: tuple[float, ...]  # of interpolation; infinity comes on top
+    per_tile: int
+    fixed: int = 0  # what reading the transformed weights adds where few pixels share it
+
+    @property
+    def filters(self) -> int:
+        """Transformed weights of a filter, a side: one for each point, and with stride 2 the middle weight as it is."""
+        return len(self.points) + self.stride
+
+    def cost(self, batch: int, height: int, width: int, dilations: Sequence[int] = (1, 1)) -> int:
+        """The arithmetic, or reading the weights from memory if that takes longer. winograd_pays in winograd.hpp makes the same
+        estimate at run time (test_geometry.py)."""
+        tiles = batch * _tiles(self.tile, height, dilations[0]) * _tiles(self.tile, width, dilations[1])
+        return max(self.per_tile * tiles + self.fixed, BYTE * self.filters**2 * 4)
+
+
+WAYS = {
+    "conv2d_winograd4": Way(4, 1, (0.0, 0.625, -0.625, 1.5, -1.5), 104),
+    "conv2d_winograd2": Way(2, 1, (0.0, 1.0, -1.0), 40),
+    "conv2d_winograd4_stride2": Way(4, 2, (0.5, -0.5, 1.125, -1.125), 190, 250),
+}
+
+
+def fitting(weights: Sequence[int], strides: Sequence[int], dilations: Sequence[int], groups: int) -> dict[str, Way]:
+    """The ways that can convolve with WEIGHTS (O, C, KH, KW), if there are enough channels for transforms to be worth it."""
+    enough = groups == 1 and tuple(weights[2:]) == (3, 3) and min(weights[:2]) >= 16
+    stride = strides[0] if all(s == strides[0] for s in strides) else 0
+    dense = all(d == 1 for d in dilations)
+    return {name: way for name, way in WAYS.items() if enough and way.stride == stride and (dense or stride == 1)}
+
+
+def direct_cost(batch: int, height: int, width: int) -> int:
+    return max(18 * batch * height * width, BYTE * 9 * 4)
+
+
+def cost_bf16(tile: int | None, batch: int, height: int, width: int, dilations: Sequence[int] = (1, 1)) -> int:
     """The same in bf16, whose products take half as long and whose weights are half as large."""
-    byte = 5
     if tile is None:
-        return max(9 * batch * height * width, byte * 9 * 2)
+        return max(9 * batch * height * width, BYTE * 9 * 2)
     assert tile == 2
-    return max(TILE_BF16 * batch * -(-height // 2) * -(-width // 2), byte * 16 * 2)
+    tiles = batch * _tiles(2, height, dilations[0]) * _tiles(2, width, dilations[1])
+    return max(TILE_BF16 * tiles, BYTE * 16 * 2)
 
 
 TILE_BF16 = (
     18  # direct operations in fp32 in the time of a tile of 2 x 2: measured, half of the 36 that direct in bf16 takes
 )
-
-
-def cost(tile: int | None, batch: int, height: int, width: int) -> int:
-    """What a pair of channels costs, in direct operations: the arithmetic, or reading the weights from memory if that takes
-    longer. `tile` None: direct. winograd_pays in winograd.hpp makes the same estimate at run time (test_geometry.py)."""
-    byte = 5  # direct operations in the time that a byte takes from memory
-    if tile is None:
-        return max(18 * batch * height * width, byte * 9 * 4)
-    tiles = batch * -(-height // tile) * -(-width // tile)
-    return max(104 * tiles, byte * 36 * 4) if tile == 4 else max(40 * tiles, byte * 16 * 4)

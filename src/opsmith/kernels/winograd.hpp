@@ -1,5 +1,5 @@
-// 3x3 convolution, stride 1, by Winograd's minimal filtering: F(4x4,3x3) does 36 multiplications where the direct way
-// does 144, F(2x2,3x3) 16 for 36. Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015.
+// 3x3 convolution by Winograd's minimal filtering: F(4x4,3x3) does 36 multiplications where the direct way does 144,
+// F(2x2,3x3) 16 for 36, and with stride 2 F(4x4,3x3) does 81 for 144. Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015.
 //
 //   Y = A^T [ sum over channels of (G g G^T) * (B^T d B) ] A        d: n x n input pixels, Y: m x m output pixels
 //
@@ -20,6 +20,13 @@
 //
 // where a run is one cache line (16 channels), or all channels if they are not a multiple of 16.
 //
+// With stride 2 the outer weights of a line meet its even pixels only, as a filter of two weights and stride 1, F(4,2) with the
+// points +-1/2, +-9/8, infinity; the middle weight meets its odd pixels, which stay as they are: 5 + 4 frequencies a line, of which the
+// last four share their weight. Its error is that of the direct way (8e-7 of the output's scale at 256 channels).
+//
+// With dilation d every d-th line and column is an image of its own; tile number t of a side begins at output pixel
+// t / d * d * m + t % d and takes every d-th.
+//
 // The transforms mix all pixels of a tile, so one extreme pixel (1e6 among ones, infinity, NaN) would damage results that
 // do not read it. Each tile's energy is therefore taken on the way, and a tile with far more of it than others have is
 // convolved directly, with the filter taken back out of the transformed weights.
@@ -36,12 +43,15 @@
 namespace opsmith {
 
 // The one-dimensional transforms; the two-dimensional ones apply them to columns, then to rows.
-template <int Out>
+// n: pixels a side of a tile of x, and frequencies; of these `filters` have weights of their own, filter_of(i) names them.
+// used: the frequencies from whose weights the filter is found again.
+template <int Out, int Stride = 1>
 struct Winograd;
 
 template <>
 struct Winograd<4> {
-  static constexpr int n = 6;
+  static constexpr int n = 6, filters = n, used[] = {0, 1, 2, n - 1};
+  static constexpr int filter_of(int i) { return i; }
   static constexpr float a = 0.625f, b = 1.5f, a2 = a * a, b2 = b * b;  // points 0, a, -a, b, -b, infinity
   OPSMITH_INLINE static void forward(const F* d, F* v) {                // B^T d: row i is the product of all (x - p) but i
     F even_a = d[4] - b2 * d[2], odd_a = a * (d[3] - b2 * d[1]);
@@ -58,7 +68,7 @@ struct Winograd<4> {
     y[2] = a2 * sum_a + b2 * sum_b;
     y[3] = (a2 * a) * difference_a + (b2 * b) * difference_b + m[5];
   }
-  // u = G g at points 0, a, -a, infinity -> g
+  // u = G g at the used points 0, a, -a, infinity -> g
   OPSMITH_INLINE static void filter(const F* u, F* g) {
     g[0] = (a2 * b2) * u[0], g[1] = (a * (a2 - b2)) * (u[1] - u[2]), g[2] = u[3];
   }
@@ -68,7 +78,8 @@ struct Winograd<4> {
 
 template <>
 struct Winograd<2> {
-  static constexpr int n = 4;  // points 0, 1, -1, infinity
+  static constexpr int n = 4, filters = n, used[] = {0, 1, 2, n - 1};  // points 0, 1, -1, infinity
+  static constexpr int filter_of(int i) { return i; }
   OPSMITH_INLINE static void forward(const F* d, F* v) {
     v[0] = d[2] - d[0], v[1] = d[2] + d[1], v[2] = d[2] - d[1], v[3] = d[3] - d[1];
   }
@@ -77,10 +88,44 @@ struct Winograd<2> {
   static constexpr bool watched(int, int) { return true; }  // d[2] - d[0] is 0 where all pixels are the same
 };
 
-template <int Out, class TV = float>
+template <>
+struct Winograd<4, 2> {
+  static constexpr int n = 9, filters = 6, used[] = {0, 1, 4, 5};
+  static constexpr float a = 0.5f, b = 1.125f, a2 = a * a, b2 = b * b;  // points a, -a, b, -b, infinity; then the odd pixels
+  static constexpr int filter_of(int i) { return i < 5 ? i : 5; }
+  OPSMITH_INLINE static void forward(const F* d, F* v) {
+    const F odd_a = d[6] - b2 * d[2], even_a = a * (d[4] - b2 * d[0]);
+    const F odd_b = d[6] - a2 * d[2], even_b = b * (d[4] - a2 * d[0]);
+    v[0] = odd_a + even_a, v[1] = odd_a - even_a;
+    v[2] = odd_b + even_b, v[3] = odd_b - even_b;
+    v[4] = d[8] - (a2 + b2) * d[4] + (a2 * b2) * d[0];
+    v[5] = d[1], v[6] = d[3], v[7] = d[5], v[8] = d[7];
+  }
+  OPSMITH_INLINE static void inverse(const F* m, F* y) {
+    F sum_a = m[0] + m[1], difference_a = m[0] - m[1], sum_b = m[2] + m[3], difference_b = m[2] - m[3];
+    y[0] = m[5] + sum_a + sum_b;
+    y[1] = m[6] + a * difference_a + b * difference_b;
+    y[2] = m[7] + a2 * sum_a + b2 * sum_b;
+    y[3] = m[8] + (a2 * a) * difference_a + (b2 * b) * difference_b + m[4];
+  }
+  OPSMITH_INLINE static void filter(const F* u, F* g) { g[0] = (a * (a2 - b2)) * (u[0] - u[1]), g[1] = u[3], g[2] = u[2]; }
+  static constexpr bool watched(int i, int j) { return (i == 0 || i > 3) && (j == 0 || j > 3); }
+};
+
+// Tiles along a side of SIZE output pixels, and the first pixel of one.
+template <int Out>
+constexpr i64 winograd_tiles(i64 size, i64 dilation) {
+  return min(size, dilation) * ceil_div(ceil_div(size, max<i64>(1, dilation)), Out);
+}
+template <int Out>
+constexpr i64 winograd_first(i64 tile, i64 dilation) {
+  return tile / dilation * dilation * Out + tile % dilation;
+}
+
+template <int Out, int Stride = 1, class TV = float>
 struct WinogradPlan {
-  static constexpr int n = Winograd<Out>::n, points = n * n;
-  static constexpr i64 product_floats = 56 * 1024;  // of a task, on its stack: 224 KB
+  static constexpr int n = Winograd<Out, Stride>::n, points = n * n;
+  static constexpr i64 product_floats = (Stride == 1 ? 56 : 64) * 1024;  // of a task, on its stack: 224 or 256 KB
   static constexpr i64 most_panels = product_floats / (points * gemm_mr * gemm_nr), table_tiles = 96 / gemm_mr * gemm_mr;
   // Of V: half of an L3 of 32 MiB where large weights must be read for every chunk, less where they stay in a cache anyway.
   static constexpr i64 most_bytes = 16 << 20, least_bytes = 4 << 20;
@@ -88,7 +133,7 @@ struct WinogradPlan {
 
   i64 tiles_h, tiles_w, tiles, panel_group, most_tiles, block, blocks, chunk, run, point_stride, block_stride;
   constexpr explicit WinogradPlan(const ConvShape& s)
-      : tiles_h(ceil_div(s.out_height, Out)), tiles_w(ceil_div(s.out_width, Out)), tiles(s.batch * tiles_h * tiles_w),
+      : tiles_h(winograd_tiles<Out>(s.out_height, s.dilation_h)), tiles_w(winograd_tiles<Out>(s.out_width, s.dilation_w)), tiles(s.batch * tiles_h * tiles_w),
         panel_group(min(most_panels, s.blocking.panels > 0 ? s.blocking.panels : max<i64>(1, 48 / gemm_nr))),
         // Tiles in a block: as many as let the products of a block and a panel group stay on the stack, and no more than
         // would be of use.
@@ -100,37 +145,38 @@ struct WinogradPlan {
         run(s.channels % blocked_run<TV> == 0 ? blocked_run<TV> : s.channels),
         // One cache line more between frequencies: the n*n stores of one transform must not fall into one cache set.
         point_stride(round_up(block * s.channels, line) + line), block_stride(points * point_stride) {
-    const i64 weights = points * s.channels * s.out_channels * size, bytes = min(most_bytes, max(least_bytes, 4 * weights));
+    constexpr i64 filters = Winograd<Out, Stride>::filters;
+    const i64 weights = filters * filters * s.channels * s.out_channels * size, bytes = min(most_bytes, max(least_bytes, 4 * weights));
     chunk = max<i64>(1, min(blocks, max<i64>(2, bytes / (block_stride * size))));
   }
 };
 
-template <int Out, class TV = float>
+template <int Out, int Stride = 1, class TV = float>
 constexpr i64 winograd_workspace(const ConvShape& s) {
-  WinogradPlan<Out, TV> plan(s);
+  WinogradPlan<Out, Stride, TV> plan(s);
   const i64 energies = plan.chunk * plan.block;
   return plan.chunk * plan.block_stride * plan.size + (round_up(s.channels, 16) + energies) * static_cast<i64>(sizeof(float));
 }
 
 // One tile, W channels: pixels at source[i][j] + c -> V at its n*n frequencies, and their energy.
-template <int Out, class TX, class TV, class Lanes>
+template <int Out, int Stride, class TX, class TV, class Lanes>
 OPSMITH_INLINE void winograd_forward(const TX* const* source, i64 c, TV* v, i64 point_stride, F& energy, Lanes lanes) {
-  using Wino = Winograd<Out>;
+  using Wino = Winograd<Out, Stride>;
   constexpr int n = Wino::n;
   F columns[n][n], half[n][n];  // half[j][i]: column j transformed
-#pragma GCC unroll 6
+#pragma GCC unroll 9
   for (int j = 0; j < n; ++j) {
-#pragma GCC unroll 6
+#pragma GCC unroll 9
     for (int i = 0; i < n; ++i) columns[j][i] = load(source[i * n + j] + c, lanes);
     Wino::forward(columns[j], half[j]);
   }
-#pragma GCC unroll 6
+#pragma GCC unroll 9
   for (int i = 0; i < n; ++i) {
     F row[n], out[n];
-#pragma GCC unroll 6
+#pragma GCC unroll 9
     for (int j = 0; j < n; ++j) row[j] = half[j][i];
     Wino::forward(row, out);
-#pragma GCC unroll 6
+#pragma GCC unroll 9
     for (int j = 0; j < n; ++j) {
       store(v + (i * n + j) * point_stride, out[j], lanes);
       if (Wino::watched(i, j)) energy += out[j] * out[j];
@@ -156,11 +202,13 @@ inline float winograd_limit(const float* energies, i64 count, i64 channels) {
   return far * typical;
 }
 
-// One tile, W output channels, directly. u: transformed weights of these channels, [n*n][C][ld], or [n*n][C / 2][ld] of pairs.
-template <int Out, class TX, class TB>
+// One tile, W output channels, directly. u: transformed weights of these channels, [filters^2][C][ld], or
+// [filters^2][C / 2][ld] of pairs.
+template <int Out, int Stride, class TX, class TB>
 __attribute__((noinline)) void winograd_direct(const TX* const* source, i64 C, const TB* u, i64 ld, F (&y)[Out][Out]) {
-  using Wino = Winograd<Out>;
-  constexpr int n = Wino::n, used[] = {0, 1, 2, n - 1};
+  using Wino = Winograd<Out, Stride>;
+  constexpr int n = Wino::n, filters = Wino::filters;
+  constexpr const int(&used)[4] = Wino::used;
   for (auto& row : y)
     for (F& sum : row) sum = splat(0.0f);
   for (i64 c = 0; c < C; ++c) {
@@ -168,7 +216,7 @@ __attribute__((noinline)) void winograd_direct(const TX* const* source, i64 C, c
     F half[4][3], g[3][3];
     for (int i = 0; i < 4; ++i) {
       F row[4];
-      for (int j = 0; j < 4; ++j) row[j] = load_step(at + (used[i] * n + used[j]) * steps<TB>(C) * ld, static_cast<int>(c % step_k<TB>));
+      for (int j = 0; j < 4; ++j) row[j] = load_step(at + (used[i] * filters + used[j]) * steps<TB>(C) * ld, static_cast<int>(c % step_k<TB>));
       Wino::filter(row, half[i]);
     }
     for (int j = 0; j < 3; ++j) {
@@ -179,20 +227,20 @@ __attribute__((noinline)) void winograd_direct(const TX* const* source, i64 C, c
     }
     for (int i = 0; i < Out; ++i)
       for (int j = 0; j < Out; ++j)
-        for (int k = 0; k < 9; ++k) y[i][j] += splat(to_float(source[(i + k / 3) * n + j + k % 3][c])) * g[k / 3][k % 3];
+        for (int k = 0; k < 9; ++k) y[i][j] += splat(to_float(source[(i * Stride + k / 3) * n + j * Stride + k % 3][c])) * g[k / 3][k % 3];
   }
 }
 
 // One tile, W output channels: products at n*n frequencies -> Out x Out sums.
-template <int Out>
+template <int Out, int Stride>
 OPSMITH_INLINE void winograd_inverse(const float* m, i64 point_stride, F (&y)[Out][Out]) {
-  using Wino = Winograd<Out>;
+  using Wino = Winograd<Out, Stride>;
   constexpr int n = Wino::n;
   F half[Out][n];
-#pragma GCC unroll 6
+#pragma GCC unroll 9
   for (int j = 0; j < n; ++j) {
     F column[n], out[Out];
-#pragma GCC unroll 6
+#pragma GCC unroll 9
     for (int i = 0; i < n; ++i) column[i] = load(m + (i * n + j) * point_stride, Full{});
     Wino::inverse(column, out);
 #pragma GCC unroll 4
@@ -202,11 +250,12 @@ OPSMITH_INLINE void winograd_inverse(const float* m, i64 point_stride, F (&y)[Ou
   for (int i = 0; i < Out; ++i) Wino::inverse(half[i], y[i]);
 }
 
-template <int Out, class TX, class TB, class TY, class Ep>
+template <int Out, int Stride = 1, class TX, class TB, class TY, class Ep>
 void conv2d_winograd(const Pool& pool, const ConvShape& s, const TX* x, const TB* transformed, TY* y, void* workspace, Ep ep) {
   using TV = std::conditional_t<step_k<TB> == 2, bf16, float>;
-  using Plan = WinogradPlan<Out, TV>;
-  constexpr int n = Plan::n, points = Plan::points;
+  using Plan = WinogradPlan<Out, Stride, TV>;
+  using Wino = Winograd<Out, Stride>;
+  constexpr int n = Plan::n, points = Plan::points, filters = Wino::filters;
   const Plan plan(s);
   const i64 C = s.channels, N = s.out_channels, groups = ceil_div(panel_count(N), plan.panel_group);
   const i64 image = plan.tiles_h * plan.tiles_w, run = plan.run;
@@ -217,9 +266,17 @@ void conv2d_winograd(const Pool& pool, const ConvShape& s, const TX* x, const TB
   memset(zeros, 0, static_cast<size_t>(C) * sizeof(TX));
   float* energies = behind + round_up(C, 16);  // of each tile of a chunk
   auto find_pixels = [&](i64 item, i64 th, i64 tw, const TX** source) {
+    const i64 oh = winograd_first<Out>(th, s.dilation_h), ow = winograd_first<Out>(tw, s.dilation_w);
+    const i64 h = oh * Stride - s.pad_top, w = ow * Stride - s.pad_left;
+    if (s.upsample == 1 && h >= 0 && h + (n - 1) * s.dilation_h < s.height && w >= 0 && w + (n - 1) * s.dilation_w < s.width) {
+      const TX* corner = x + ((item * s.height + h) * s.width + w) * s.x_stride();
+      for (int i = 0; i < n; ++i)
+        for (int j = 0; j < n; ++j) source[i * n + j] = corner + (i * s.dilation_h * s.width + j * s.dilation_w) * s.x_stride();
+      return;
+    }
     for (int i = 0; i < n; ++i) {
       for (int j = 0; j < n; ++j) {
-        const TX* pixel = conv_source(s, x, item, th * Out, tw * Out, i, j);
+        const TX* pixel = conv_source(s, x, item, oh, ow, i, j);
         source[i * n + j] = pixel ? pixel : zeros;
       }
     }
@@ -242,8 +299,8 @@ void conv2d_winograd(const Pool& pool, const ConvShape& s, const TX* x, const TB
         TV* v = V + block * plan.block_stride + r / gemm_mr * gemm_mr * C + r % gemm_mr * run;
         for (i64 begin = 0; begin < C; begin += run, v += gemm_mr * run) {
           i64 c = 0;
-          for (; c + W <= run; c += W) winograd_forward<Out>(source, begin + c, v + c, plan.point_stride, energy, Full{});
-          if (c < run) winograd_forward<Out>(source, begin + c, v + c, plan.point_stride, energy, Tail{run - c});
+          for (; c + W <= run; c += W) winograd_forward<Out, Stride>(source, begin + c, v + c, plan.point_stride, energy, Full{});
+          if (c < run) winograd_forward<Out, Stride>(source, begin + c, v + c, plan.point_stride, energy, Tail{run - c});
         }
         energies[tile - first] = lane_sum(energy);
       }
@@ -259,12 +316,13 @@ void conv2d_winograd(const Pool& pool, const ConvShape& s, const TX* x, const TB
       alignas(64) float products[Plan::product_floats];
       const i64 panel_stride = count * gemm_nr, product_stride = panels * panel_stride;
       for (int point = 0; point < points; ++point) {
+        const int filter = Wino::filter_of(point / n) * filters + Wino::filter_of(point % n);
         const TV* sources[Plan::table_tiles];
         const TV* v = V + block * plan.block_stride + point * plan.point_stride;
         for (i64 r = 0; r < count; ++r) sources[r] = v + r / gemm_mr * gemm_mr * C + r % gemm_mr * run;
         for (i64 p = 0; p < panels; ++p) {
           const i64 column = (panel_begin + p) * gemm_nr, vectors = panel_vectors(N, panel_begin + p);
-          const TB* b = transformed + (points * column + point * vectors * W) * steps<TB>(C);
+          const TB* b = transformed + (filters * filters * column + filter * vectors * W) * steps<TB>(C);
           for (i64 r = 0; r < count; r += gemm_mr) {
             const i64 height = min<i64>(gemm_mr, count - r);
             auto micro = run == blocked_run<TV> ? micro_for<TV, TB, true>(height, vectors) : micro_for<TV, TB>(height, vectors);
@@ -277,8 +335,9 @@ void conv2d_winograd(const Pool& pool, const ConvShape& s, const TX* x, const TB
       for (i64 r = 0; r < count; ++r) {
         const i64 tile = tile_begin + r, item = tile / image, th = (tile - item * image) / plan.tiles_w;
         const i64 tw = tile - item * image - th * plan.tiles_w;
-        const i64 rows = min<i64>(Out, s.out_height - th * Out), cols = min<i64>(Out, s.out_width - tw * Out);
-        const i64 corner = (item * s.out_height + th * Out) * s.out_width + tw * Out;
+        const i64 oh = winograd_first<Out>(th, s.dilation_h), ow = winograd_first<Out>(tw, s.dilation_w);
+        const i64 rows = min<i64>(Out, ceil_div(s.out_height - oh, s.dilation_h)), cols = min<i64>(Out, ceil_div(s.out_width - ow, s.dilation_w));
+        const i64 corner = (item * s.out_height + oh) * s.out_width + ow;
         const bool extreme = !(energies[tile - first] <= limit);  // NaN too
         const TX* source[points];
         if (extreme) find_pixels(item, th, tw, source);
@@ -286,13 +345,14 @@ void conv2d_winograd(const Pool& pool, const ConvShape& s, const TX* x, const TB
           F sums[Out][Out];
           if (extreme) {
             const i64 panel = panel_begin + v / gemm_nr, ld = panel_vectors(N, panel) * W;
-            winograd_direct<Out>(source, C, transformed + points * panel * gemm_nr * steps<TB>(C) + v % gemm_nr, ld, sums);
+            winograd_direct<Out, Stride>(source, C, transformed + filters * filters * panel * gemm_nr * steps<TB>(C) + v % gemm_nr, ld,
+                                         sums);
           } else {
-            winograd_inverse<Out>(products + v / gemm_nr * panel_stride + r * gemm_nr + v % gemm_nr, product_stride, sums);
+            winograd_inverse<Out, Stride>(products + v / gemm_nr * panel_stride + r * gemm_nr + v % gemm_nr, product_stride, sums);
           }
           for (i64 i = 0; i < rows; ++i) {
             for (i64 j = 0; j < cols; ++j) {
-              Row row{corner + i * s.out_width + j, item};
+              Row row{corner + i * s.dilation_h * s.out_width + j * s.dilation_w, item};
               store(y + row.index * s.y_stride() + column + v, ep(sums[i][j], row, column + v, lanes), lanes);
             }
           }
@@ -305,7 +365,7 @@ void conv2d_winograd(const Pool& pool, const ConvShape& s, const TX* x, const TB
   }
 }
 
-// Kernel 3x3, stride 1, dilation 1, one group; any padding. Weights: pack_winograd(w, 4 or 2, lanes).
+// Kernel 3x3, one group; any padding, any dilation with stride 1. Weights: pack_winograd(w, tile, stride, isa).
 template <class Ep>
 void conv2d_winograd4(const Pool& pool, const ConvShape& s, const float* x, const float* transformed, float* y,
                       void* workspace, Ep ep) {
@@ -316,57 +376,66 @@ void conv2d_winograd2(const Pool& pool, const ConvShape& s, const float* x, cons
                       void* workspace, Ep ep) {
   conv2d_winograd<2>(pool, s, x, transformed, y, workspace, ep);
 }
+template <class Ep>
+void conv2d_winograd4_stride2(const Pool& pool, const ConvShape& s, const float* x, const float* transformed, float* y,
+                              void* workspace, Ep ep) {
+  conv2d_winograd<4, 2>(pool, s, x, transformed, y, workspace, ep);
+}
 // Products in bf16; weights: pack_winograd_pairs.
 template <class TX, class TY, class Ep>
 void conv2d_winograd2_bf16(const Pool& pool, const ConvShape& s, const TX* x, const bf16* transformed, TY* y, void* workspace,
                            Ep ep) {
   conv2d_winograd<2>(pool, s, x, reinterpret_cast<const bf16x2*>(transformed), y, workspace, ep);
 }
-inline constexpr i64 conv2d_winograd2_bf16_workspace(const ConvShape& s) { return winograd_workspace<2, bf16>(s); }
+inline constexpr i64 conv2d_winograd2_bf16_workspace(const ConvShape& s) { return winograd_workspace<2, 1, bf16>(s); }
 inline constexpr i64 conv2d_winograd4_workspace(const ConvShape& s) { return winograd_workspace<4>(s); }
 inline constexpr i64 conv2d_winograd2_workspace(const ConvShape& s) { return winograd_workspace<2>(s); }
+inline constexpr i64 conv2d_winograd4_stride2_workspace(const ConvShape& s) { return winograd_workspace<4, 2>(s); }
 
 // Few pixels do not repay reading the larger weights. Per pair of channels, in direct operations: what the arithmetic
-// costs, or what the weights cost to read if that is more. The same estimate is in compiler/winograd.py: cost.
-template <int Out>
+// costs, or what the weights cost to read if that is more. The same estimate is in compiler/winograd.py.
+template <int Out, int Stride>
 constexpr bool winograd_pays(const ConvShape& s) {
   constexpr i64 byte = 5;  // direct operations in the time that a byte takes from memory
-  const i64 tiles = s.batch * ceil_div(s.out_height, Out) * ceil_div(s.out_width, Out);
+  const i64 tiles = s.batch * winograd_tiles<Out>(s.out_height, s.dilation_h) * winograd_tiles<Out>(s.out_width, s.dilation_w);
   const i64 direct = max(18 * s.batch * s.out_height * s.out_width, byte * 9 * 4);
-  return Out == 4 ? max(104 * tiles, byte * 36 * 4) < direct : max(40 * tiles, byte * 16 * 4) < direct;
+  constexpr i64 tile = Stride == 2 ? 190 : Out == 4 ? 104 : 40, fixed = Stride == 2 ? 250 : 0, filters = Winograd<Out, Stride>::filters;
+  return max(tile * tiles + fixed, byte * filters * filters * 4) < direct;
 }
 
 // The same with the weights in both forms: whichever suits the image. Only the form that is used is read from the file.
-template <int Out, class TB, class Ep>
+template <int Out, int Stride, class TB, class Ep>
 void conv2d_by_size(const Pool& pool, const ConvShape& s, const float* x, const float* transformed, const TB* direct,
                     float* y, void* workspace, Ep ep) {
-  if (winograd_pays<Out>(s)) {
-    conv2d_winograd<Out>(pool, s, x, transformed, y, workspace, ep);
+  if (winograd_pays<Out, Stride>(s)) {
+    conv2d_winograd<Out, Stride>(pool, s, x, transformed, y, workspace, ep);
   } else {
     ConvShape plain = s;
     plain.blocking = {};  // it was tuned for the other way
     conv2d(pool, plain, x, direct, y, workspace, ep);
   }
 }
-template <int Out>
+template <int Out, int Stride>
 constexpr i64 conv2d_by_size_workspace(const ConvShape& s) {
-  return winograd_pays<Out>(s) ? winograd_workspace<Out>(s) : conv2d_workspace(s);
+  return winograd_pays<Out, Stride>(s) ? winograd_workspace<Out, Stride>(s) : conv2d_workspace(s);
 }
 
-// G g G^T of one 3x3 filter, row major n x n: what pack_winograd computes, for tests and for weights known only at run
+// G g G^T of one 3x3 filter, row major filters x filters: what pack_winograd computes, for tests and for weights known only at run
 // time.
-template <int Out>
+template <int Out, int Stride = 1>
 void winograd_filter(const float (&g)[9], float* u) {
-  constexpr int n = Winograd<Out>::n;
+  using Wino = Winograd<Out, Stride>;
+  constexpr int n = Wino::filters, finite = Stride == 2 ? n - 2 : n - 1;
   double G[n][3] = {}, half[n][3];
-  const double points4[] = {0, 0.625, -0.625, 1.5, -1.5}, points2[] = {0, 1, -1};
-  const double* p = Out == 4 ? points4 : points2;
-  for (int i = 0; i < n - 1; ++i) {
-    double norm = 1;
-    for (int j = 0; j < n - 1; ++j) norm *= j == i ? 1 : p[i] - p[j];
-    for (int k = 0; k < 3; ++k) G[i][k] = (k == 0 ? 1 : k == 1 ? p[i] : p[i] * p[i]) / norm;
+  const double points4[] = {0, 0.625, -0.625, 1.5, -1.5}, points2[] = {0, 1, -1}, points42[] = {0.5, -0.5, 1.125, -1.125};
+  const double* p = Stride == 2 ? points42 : Out == 4 ? points4 : points2;
+  for (int i = 0; i < finite; ++i) {
+    double norm = 1, power = 1;
+    for (int j = 0; j < finite; ++j) norm *= j == i ? 1 : p[i] - p[j];
+    for (int k = 0; k < 3; k += Stride, power *= p[i]) G[i][k] = power / norm;
   }
-  G[n - 1][2] = 1;
+  G[finite][2] = 1;
+  if (Stride == 2) G[n - 1][1] = 1;
   for (int i = 0; i < n; ++i)
     for (int k = 0; k < 3; ++k) half[i][k] = G[i][0] * g[k] + G[i][1] * g[3 + k] + G[i][2] * g[6 + k];
   for (int i = 0; i < n; ++i)

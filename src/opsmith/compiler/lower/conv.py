@@ -35,6 +35,7 @@ from opsmith.compiler.program import (
     pixel_stride,
 )
 from opsmith.compiler.task import Candidate
+from opsmith.compiler.winograd import WAYS, Way
 from opsmith.sizes import ONE, Size, as_size, contiguous, estimate, product
 
 CONV_SHAPE = Struct(
@@ -74,7 +75,7 @@ class Algorithm:
     kernel: Kernel
     elements: Callable[[Convolution, InstructionSet], int]  # of the packed weights
     pack: Callable[[Array, Convolution, InstructionSet], Array]
-    tile: int | None = None  # of a Winograd transform: output pixels a side
+    way: Way | None = None  # of Winograd's
     reads_half: bool = False  # it reads weights in the half precision that they are stored in
     precision: Precision = FP32
 
@@ -90,7 +91,10 @@ class Algorithm:
     @property
     def notes(self) -> list[str]:
         in_bf16 = " in bf16" if self.precision is BF16 else ""
-        return [f"winograd F({self.tile}x{self.tile},3x3){in_bf16}"] if self.tile else []
+        if self.way is None:
+            return []
+        tile, stride = self.way.tile, " stride 2" if self.way.stride == 2 else ""
+        return [f"winograd F({tile}x{tile},3x3){stride}{in_bf16}"]
 
 
 def _kernel(name: str, header: str, comment: str, second: bool = False, templated: bool = False) -> Kernel:
@@ -161,13 +165,12 @@ def _joint_elements(conv: Convolution, isa: InstructionSet) -> int:
     return -(-kh // sh) * -(-kw // sw) * c * isa.padded(sh * sw * o)
 
 
-def _winograd(tile: int) -> Algorithm:
-    kernel = _kernel(f"conv2d_winograd{tile}", "winograd.hpp", f"3x3 convolution by Winograd F({tile}x{tile},3x3)")
+def _winograd(name: str, way: Way) -> Algorithm:
     return Algorithm(
-        kernel,
-        lambda conv, isa: (tile + 2) ** 2 * conv.weights.dims[1] * isa.padded(conv.weights.dims[0]),
-        lambda w, conv, isa: pack.pack_winograd(w, tile, isa),
-        tile,
+        _kernel(name, "winograd.hpp", f"3x3 convolution by Winograd F({way.tile}x{way.tile},3x3)"),
+        lambda conv, isa: way.filters**2 * conv.weights.dims[1] * isa.padded(conv.weights.dims[0]),
+        lambda w, conv, isa: pack.pack_winograd(w, way, isa),
+        way,
     )
 
 
@@ -187,7 +190,7 @@ WINOGRAD2_BF16 = Algorithm(
     _kernel("conv2d_winograd2_bf16", "winograd.hpp", "3x3 convolution by Winograd F(2x2,3x3) in bf16"),
     lambda conv, isa: 16 * (conv.weights.dims[1] + conv.weights.dims[1] % 2) * isa.padded(conv.weights.dims[0]),
     lambda w, conv, isa: pack.pack_winograd_pairs(w, isa),
-    2,
+    WAYS["conv2d_winograd2"],
     precision=BF16,
 )
 DEPTHWISE = Algorithm(
@@ -222,12 +225,11 @@ JOINT = Algorithm(
 )
 MOST_JOINT = 192  # columns, of which its stack holds the sums of 85 blocks
 ROWS_OF_PIXELS = (NARROW, JOINT)  # to one channel they write rows of pixels, and their epilogue runs along them
-WINOGRAD4, WINOGRAD2 = _winograd(4), _winograd(2)
-PLANNED = {a.name: a for a in (WINOGRAD4, WINOGRAD2)}  # what `plan_algorithms` chooses from; everything else is direct
+PLANNED = {
+    name: _winograd(name, way) for name, way in WAYS.items()
+}  # what `plan_algorithms` chooses from; everything else is direct
 # small images go the direct way, which needs its own weights
-BY_SIZE = {
-    a.name: _kernel("conv2d_by_size", "winograd.hpp", a.kernel.comment, second=True) for a in (WINOGRAD4, WINOGRAD2)
-}
+BY_SIZE = {a.name: _kernel("conv2d_by_size", "winograd.hpp", a.kernel.comment, second=True) for a in PLANNED.values()}
 
 
 @anchors("Conv")
@@ -268,8 +270,28 @@ def _convolve_image(
     bias = []
     if node.has(2):
         bias = [Extra(lambda acc, b: acc + b, _per_channel(builder.tensor(node.ir.inputs[2]), len(x.dims) - 2))]
+    order, flat = channels_last_order(len(x.dims)), _is_flat(x, weights, view)
+    if flat:
+        x, weights, view = _planes(channels_last(x, builder), weights, view)
     conv = as_image(x, weights, view, int(node.attribute("group", 1)), upsample)
-    convolve(node, builder, group, conv, bias, channels_last_order(len(x.dims)))
+    convolve(node, builder, group, conv, bias, order, outer=not flat)
+
+
+def _is_flat(x: View, weights: Constant, view: ImageWindow) -> bool:
+    """Whether a kernel over three dims sees one plane at a time."""
+    deep = len(weights.dims) == 5 and weights.dims[2] == 1
+    return deep and (view.strides[0], view.pads[0], view.out[0]) == (1, 0, x.dims[2])
+
+
+def _planes(x: View, weights: Constant, view: ImageWindow) -> tuple[View, Constant, ImageWindow]:
+    """The planes of a channels-last volume as so many images."""
+    n, c, d, h, w = x.dims
+    pixel = pixel_stride(x)
+    assert pixel is not None
+    o, channels, _, kh, kw = weights.dims
+    images = x.with_((n * d, c, h, w), (pixel * h * w, ONE, pixel * w, pixel))
+    kernel = weights.map("plane", (o, channels, kh, kw), lambda v: v[:, :, 0])
+    return images, kernel, ImageWindow(view.strides[1:], view.dilations[1:], view.pads[1:], view.out[1:])
 
 
 def as_image(x: View, weights: Constant, view: ImageWindow, groups: int, upsample: int = 1) -> Convolution:
@@ -296,8 +318,15 @@ def _per_channel(view: View, spatial: int) -> View:
 
 
 def convolve(
-    node: Node, builder: Builder, group: Group, conv: Convolution, bias: Sequence[Extra], order: Sequence[int]
+    node: Node,
+    builder: Builder,
+    group: Group,
+    conv: Convolution,
+    bias: Sequence[Extra],
+    order: Sequence[int],
+    outer: bool = True,
 ) -> None:
+    """OUTER: the kernel's images are the items of the batch."""
     algorithm = _algorithm(node, builder, conv)
     if algorithm in ROWS_OF_PIXELS and conv.weights.dims[0] == 1:
         order = range(len(order))
@@ -309,14 +338,14 @@ def convolve(
     if not planar:
         conv = replace(conv, x=channels_last(conv.x, builder))
     weights: dict[str, Argument] = {"weights": packed(algorithm, conv, builder)}
-    if algorithm.tile and algorithm.name in BY_SIZE and not conv.static():
-        kernel, templates = BY_SIZE[algorithm.name], (algorithm.tile,)
+    if algorithm.way and algorithm.name in BY_SIZE and not conv.static():
+        kernel, templates = BY_SIZE[algorithm.name], (algorithm.way.tile, algorithm.way.stride)
         weights["direct"] = packed(DIRECT, conv, builder)
     sizes = conv.fields()
     fields: dict[str, Argument] = dict(sizes)
     limits = builder.limits(algorithm.name)
     tunable = None
-    tuned = algorithm in (DIRECT, WINOGRAD4, WINOGRAD2) and len(conv.x.dims) < 5
+    tuned = (algorithm is DIRECT or algorithm.name in PLANNED) and len(conv.x.dims) < 5
     if (
         tuned and conv.weights.stored is None and conv.weights.dtype == DataType.FLOAT
     ):  # the tuner times weights of floats
@@ -350,7 +379,7 @@ def convolve(
             comment=with_epilogue(f"{'x'.join(map(str, taps))} {conv.x.dims[1]} -> {o}", epilogue),
         )
 
-    anchored(node, builder, group, emit, bias, order=order, strided=True)
+    anchored(node, builder, group, emit, bias, outer, order, strided=True)
 
 
 def _algorithm(node: Node, builder: Builder, conv: Convolution) -> Algorithm:
@@ -461,11 +490,12 @@ def _affordable(options: Iterable[Option], budget: float) -> dict[ir.Node, Optio
 
 
 def _options_bf16(node: Node, target: Target) -> list[Option]:
-    if (dims := _winograd_dims(node)) is None:
+    if "conv2d_winograd2" not in _ways(node):
         return []
-    o, c = dims[:2]
-    sizes = [max(1, estimate(d)) for d in (node.outputs[0].dims[0], *node.outputs[0].dims[2:])]
-    gain = winograd.cost_bf16(None, *sizes) - winograd.cost_bf16(2, *sizes)
+    o, c = _weight_dims(node)[:2]
+    batch, height, width = (max(1, estimate(d)) for d in (node.outputs[0].dims[0], *node.outputs[0].dims[2:]))
+    gain = winograd.cost_bf16(None, batch, height, width)
+    gain -= winograd.cost_bf16(2, batch, height, width, _pair(node, "dilations"))
     growth = o * c * 2 * (16 - 9)
     saved = gain * o * c / DIRECT_SPEED
     return [Option(node.ir, WINOGRAD2_BF16.name, saved, growth, saved / growth)] if gain > 0 else []
@@ -473,14 +503,14 @@ def _options_bf16(node: Node, target: Target) -> list[Option]:
 
 def _options(node: Node, target: Target) -> list[Option]:
     """The ways of one layer. A larger one that saves less per byte is a step up from the smaller one, and worth that step."""
-    if (dims := _winograd_dims(node)) is None:
+    if not (ways := _ways(node)):
         return []
     weights = node.input(1).constant
     assert weights is not None
-    o, c = dims[:2]
+    o, c = weights.dims[:2]
     stored = int((weights.stored or weights).dtype.itemsize)
-    growth = {a.name: o * c * (4 * size - 9 * stored) for a, size in ((WINOGRAD2, 16), (WINOGRAD4, 36))}  # bytes
-    saved = _saved(node, target, o * c)
+    growth = {name: o * c * (4 * way.filters**2 - 9 * stored) for name, way in ways.items()}  # bytes
+    saved = _saved(node, target, o * c, ways)
     options: list[Option] = []
     for way in sorted(saved, key=lambda a: growth[a]):
         worth = saved[way] / max(1, growth[way])
@@ -490,25 +520,36 @@ def _options(node: Node, target: Target) -> list[Option]:
     return options
 
 
-def _winograd_dims(node: Node) -> tuple[int, ...] | None:
-    """The dims of the weights of a convolution that Winograd's way fits."""
+def _ways(node: Node) -> Mapping[str, Way]:
+    """Winograd's ways that fit a convolution."""
     if node.op != "Conv" or node.ir.domain not in ("", "ai.onnx") or is_plain(node):
-        return None
+        return {}
+    dims = _weight_dims(node)
+    if len(dims) != 4:
+        return {}
+    return winograd.fitting(dims, _pair(node, "strides"), _pair(node, "dilations"), int(node.attribute("group", 1)))
+
+
+def _pair(node: Node, attribute: str) -> list[int]:
+    """Strides or dilations of an image."""
+    return list(node.attribute(attribute) or [1, 1])
+
+
+def _weight_dims(node: Node) -> tuple[int, ...]:
     weights = node.input(1).constant
     assert weights is not None
-    strides, dilations = (node.attribute(a) or [1, 1] for a in ("strides", "dilations"))
-    groups = int(node.attribute("group", 1))
-    return weights.dims if len(weights.dims) == 4 and winograd.fits(weights.dims, strides, dilations, groups) else None
+    return weights.dims
 
 
-def _saved(node: Node, target: Target, channels: int) -> Mapping[str, float]:
+def _saved(node: Node, target: Target, channels: int, ways: Mapping[str, Way]) -> Mapping[str, float]:
     """Seconds that each way saves against the direct one: measured, or estimated at the judged or else typical sizes."""
     measured = target.tuned.get(node.name)
     if measured is not None and DIRECT.name in measured.best:
         direct = measured.best[DIRECT.name].seconds
-        times = {a: measured.best[a].seconds for a in PLANNED if a in measured.best}
+        times = {a: measured.best[a].seconds for a in ways if a in measured.best}
         return {a: direct - t for a, t in times.items() if t < direct * 0.98}
-    sizes = [max(1, estimate(d, target.sizes)) for d in (node.outputs[0].dims[0], *node.outputs[0].dims[2:])]
-    plain = winograd.cost(None, *sizes)
-    costs = {a.name: winograd.cost(a.tile, *sizes) for a in PLANNED.values()}
+    seen = (node.outputs[0].dims[0], *node.outputs[0].dims[2:])
+    batch, height, width = (max(1, estimate(d, target.sizes)) for d in seen)
+    plain = winograd.direct_cost(batch, height, width)
+    costs = {name: way.cost(batch, height, width, _pair(node, "dilations")) for name, way in ways.items()}
     return {a: (plain - c) * channels / DIRECT_SPEED for a, c in costs.items() if c < plain}

@@ -20,6 +20,7 @@ from opsmith.compiler.geometry import InstructionSet
 from opsmith.compiler.lower.attention import TUNED as ATTENTION_FIELDS
 from opsmith.compiler.lower.conv import TUNED as CONV_FIELDS
 from opsmith.compiler.task import Candidate, Task
+from opsmith.compiler.winograd import Way
 
 Array = npt.NDArray[Any]
 
@@ -214,29 +215,29 @@ ConvShape shape_of(const i64* s, const i64* l) {{
 OPSMITH_CONV(conv2d)
 OPSMITH_CONV(conv2d_winograd4)
 OPSMITH_CONV(conv2d_winograd2)
+OPSMITH_CONV(conv2d_winograd4_stride2)
 
 const Entry entries[] = {
     {"conv2d", run_conv2d, space_conv2d},
     {"conv2d_winograd4", run_conv2d_winograd4, space_conv2d_winograd4},
     {"conv2d_winograd2", run_conv2d_winograd2, space_conv2d_winograd2},
+    {"conv2d_winograd4_stride2", run_conv2d_winograd4_stride2, space_conv2d_winograd4_stride2},
 };
 """
 )
 
 
-def winograd_fits(task: Task) -> bool:
+def winograd_ways(task: Task) -> dict[str, Way]:
     _, _, _, c, _, _, o, kh, kw, sh, sw, _, _, dh, dw, groups, _ = (int(task[f]) for f in CONV_FIELDS)
-    return not task["strict"] and winograd.fits((o, c // groups, kh, kw), (sh, sw), (dh, dw), groups)
+    return {} if task["strict"] else winograd.fitting((o, c // groups, kh, kw), (sh, sw), (dh, dw), groups)
 
 
 def _conv_candidates(task: Task, level: int, isa: InstructionSet) -> list[Candidate]:
     pixels = int(task["batch"]) * int(task["out_height"]) * int(task["out_width"])
     columns = int(task["out_channels"]) // int(task["groups"])
-    found = product_limits("conv2d", pixels, columns, 1 if winograd_fits(task) else level, isa)
-    if not winograd_fits(task):
-        return found
+    found = product_limits("conv2d", pixels, columns, 1 if winograd_ways(task) else level, isa)
     width = isa.panel_columns
-    for kernel in ("conv2d_winograd4", "conv2d_winograd2"):
+    for kernel in winograd_ways(task):
         found.append(Candidate(kernel))
         if level == 1:
             continue
@@ -246,9 +247,9 @@ def _conv_candidates(task: Task, level: int, isa: InstructionSet) -> list[Candid
     return unique(found)
 
 
-def _pack_winograd(weights: Array, tile: int, isa: InstructionSet) -> Array:
+def _pack_winograd(weights: Array, way: Way, isa: InstructionSet) -> Array:
     """Weights (C, 3, 3, O)."""
-    return pack.pack_winograd(weights.transpose(3, 0, 1, 2), tile, isa)
+    return pack.pack_winograd(weights.transpose(3, 0, 1, 2), way, isa)
 
 
 def _conv_problem(task: Task, isa: InstructionSet) -> Problem:
@@ -259,9 +260,8 @@ def _conv_problem(task: Task, isa: InstructionSet) -> Problem:
     base = base_weights(random, kh * kw * inner, isa)  # every group has the same weights: groups differ by their x
     image = base.reshape(kh, kw, inner, -1).transpose(2, 0, 1, 3)  # (C, KH, KW, one panel)
     packed = {"conv2d": np.tile(panels_of(base, columns, isa, lambda b: pack.pack_gemm(b, isa)), groups)}
-    if winograd_fits(task):
-        for kernel, tile in (("conv2d_winograd4", 4), ("conv2d_winograd2", 2)):
-            packed[kernel] = panels_of(image, columns, isa, functools.partial(_pack_winograd, tile=tile, isa=isa))
+    for kernel, way in winograd_ways(task).items():
+        packed[kernel] = panels_of(image, columns, isa, functools.partial(_pack_winograd, way=way, isa=isa))
     rows = sample(random, n * oh * ow)
     expected = np.empty((len(rows), o))
     for i, row in enumerate(rows):
