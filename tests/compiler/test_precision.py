@@ -168,6 +168,52 @@ def tower(layers: int = 4, width: int = 96) -> onnx.ModelProto:
 MODELS["tower"] = (tower, (9, 96))
 
 
+def mixed_convolutions() -> onnx.ModelProto:
+    """What Winograd's transform cannot do: strides, 1x1, 5x5, groups; between two that stay in bf16."""
+    return with_weights(
+        graph(
+            """c (float[n, 20, h, w] x) => (float[n, 18, p, q] y) {
+              a = Conv<pads=[1,1,1,1]>(x, w0)  b = Relu(a)
+              c = Conv<pads=[1,1,1,1], strides=[2,2]>(b, w1, b1)  d = Relu(c)
+              e = Conv(d, w2)  f = Add(e, d)  g = Sigmoid(f)
+              i = Conv<pads=[2,2,2,2]>(g, w3)  j = Conv<group=2>(i, w4)  k = Conv<strides=[2,2]>(j, w5)
+              y = Conv(k, w6)
+            }"""
+        ),
+        w0=(20, 20, 3, 3),
+        w1=(40, 20, 3, 3),
+        b1=(40,),
+        w2=(40, 40, 1, 1),
+        w3=(36, 40, 5, 5),
+        w4=(38, 18, 3, 1),
+        w5=(33, 38, 1, 1),
+        w6=(18, 33, 1, 1),
+    )
+
+
+def signals() -> onnx.ModelProto:
+    """Convolutions of signals."""
+    steps = "a = Conv<pads=[1,1]>(x, w0)  b = Relu(a)  c = Conv<pads=[1,1]>(b, w1)  d = Conv(c, w2)  y = Conv(d, w3)"
+    return with_weights(
+        graph(f"s (float[n, 20, t] x) => (float[n, 20, t] y) {{ {steps} }}"),
+        w0=(20, 20, 3),
+        w1=(32, 20, 3),
+        w2=(20, 32, 1),
+        w3=(20, 20, 1),
+    )
+
+
+MODELS |= {"mixed": (mixed_convolutions, (2, 20, 13, 10)), "signals": (signals, (2, 20, 17))}
+
+
+def test_in_int8_convolutions_multiply_bytes_unless_winograd_is_as_fast_in_bf16() -> None:
+    names = [c.kernel.name for c in lowered(mixed_convolutions(), FAST, INT8).calls if c.precision]
+    assert names[1:-1] == ["conv_int8", "gemm_int8", "conv_int8", "conv_int8", "conv_int8"]
+    assert {names[0], names[-1]} <= {"conv2d_bf16", "conv2d_winograd2_bf16"}
+    calls = lowered(convolutions(), FAST, INT8).calls
+    assert [c.kernel.name for c in calls if c.precision][1] == "conv2d_winograd2_bf16"
+
+
 def test_in_int8_all_but_the_first_and_the_last_layer_multiply_bytes() -> None:
     program = lowered(tower(), FAST, INT8)
     assert [c.kernel.name for c in program.calls if c.precision] == [

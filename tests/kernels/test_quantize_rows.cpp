@@ -1,4 +1,4 @@
-// quantize_rows against its reference: odd sizes, every block, rows apart, storage types, and rows that are not numbers.
+// quantize_rows and quantize_image against their references: odd sizes, every block, rows apart, storage types, and rows that are not numbers.
 #include "quantize_rows.hpp"
 
 #include "arrays.hpp"
@@ -27,6 +27,14 @@ void check(const Pool& pool, Random& random, i64 rows, i64 columns, i64 block, f
   i64 different = 0;
   for (i64 i = 0; i < got.size; ++i) different += got.data[i] != want.data[i];
   CHECK(different * 50 <= got.size + 50);
+  if (rows) {
+    Array<float> scale(2);
+    Array<uint8_t> zero(2), image(rows * columns), want_image(rows * columns);
+    quantize_image(pool, rows, columns, x.data, x_row, image.data, scale.data, zero.data);
+    quantize_image_reference(pool, rows, columns, x.data, x_row, want_image.data, scale.data + 1, zero.data + 1);
+    CHECK(scale.data[0] == scale.data[1] && zero.data[0] == zero.data[1]);
+    expect_close("quantize_image", image.data, want_image.data, rows * columns, 0, 1);  // 1: a tie
+  }
   // What the bytes stand for is the rotated row, within half a step.
   for (i64 r = 0; r < rows; ++r) {
     Array<float> row(columns);
@@ -50,6 +58,7 @@ int main() {
           check<bf16>(three, random, rows, block * run, block, offset);
         }
   check<f16>(three, random, 300, 768, 64, 0);
+  check<bf16>(three, random, 40, 5000, 8, 0);
   // Zeros, and rows that are no numbers, which spoil themselves and nobody else.
   const i64 columns = 48;
   Array<float> x(4 * columns, random);

@@ -6,6 +6,7 @@ The width of vectors and panels is that of the instruction set: geometry.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,11 +78,11 @@ def rotation_block(columns: int) -> int:
 
 def rotated(w: npt.NDArray[np.float32], block: int) -> npt.NDArray[np.float32]:
     """[K, N] -> what gives, times rotated rows, the product of w with rows as they are. quantize_rows.hpp."""
-    hadamard = np.ones((1, 1), np.float32)
+    hadamard: npt.NDArray[np.floating[Any]] = np.ones((1, 1))
     while len(hadamard) < block:
-        hadamard = np.kron(np.array([[1, 1], [1, -1]]), hadamard).astype(np.float32)
-    turned: npt.NDArray[np.float32] = (hadamard / np.float32(block)) @ w.reshape(block, -1)
-    return turned.reshape(w.shape)
+        hadamard = np.kron(np.array([[1.0, 1.0], [1.0, -1.0]]), hadamard)
+    turned = (hadamard / block).astype(np.float32) @ w.reshape(block, -1)
+    return turned.reshape(w.shape).astype(np.float32, copy=False)
 
 
 def row_factors(w: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -94,9 +95,15 @@ def row_factors(w: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 def int8_columns(w: npt.NDArray[np.float32], block: int) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     """[K, N] -> int8 in -127 .. 127, and the scale of each column, for rows that were multiplied by `row_factors` and rotated."""
     w = rotated(w / row_factors(w)[:, None], block)
-    largest = np.abs(w).max(axis=0, initial=0.0)
+    q, scales = int8_channels(w.T)
+    return q.T, scales
+
+
+def int8_channels(w: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """Conv weight [O, C/groups, ...] -> int8 in -127 .. 127, and the scale of each output channel."""
+    largest = np.abs(w).reshape(len(w), -1).max(axis=1, initial=0.0)
     scales = np.where(largest > 0, largest / np.float32(127), np.float32(1)).astype(np.float32)
-    return np.rint(w / scales).astype(np.int8), scales
+    return np.rint(w / scales.reshape(-1, *(1,) * (w.ndim - 1))).astype(np.int8), scales
 
 
 def pack_pairs(b: Array, isa: InstructionSet) -> Array:

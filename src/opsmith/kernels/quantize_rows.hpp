@@ -138,4 +138,45 @@ void quantize_rows_reference(const Pool&, i64 rows, i64 columns, const TX* x, i6
   }
 }
 
+// x [rows][columns] as above, with one scale and one zero point for all and without rotation: what a convolution sums has rows of many
+// pixels in it.
+template <class TX>
+void quantize_image(const Pool& pool, i64 rows, i64 columns, const TX* x, i64 x_row, uint8_t* y, float* scale, uint8_t* zero) {
+  constexpr i64 most = 64, part = 2048;
+  const i64 pieces = max<i64>(1, min(most, rows * columns / 32768));
+  ByteRange ranges[most];
+  auto in_parts = [&](i64 r, auto f) {  // of a row that may be longer than the stack is deep
+    float row[part];
+    for (i64 c = 0; c < columns; c += part) {
+      const i64 count = min(part, columns - c);
+      rotate_pass<1>(x + r * x_row + c, nullptr, row, count, count);
+      f(row, c, count);
+    }
+  };
+  pool.parallel_for(pieces, [&](i64 piece) {
+    for (i64 r = rows * piece / pieces; r < rows * (piece + 1) / pieces; ++r)
+      in_parts(r, [&](const float* row, i64, i64 count) { ranges[piece].include(row, count); });
+  });
+  for (i64 piece = 1; piece < pieces; ++piece) ranges[0].include(ranges[piece]);
+  *scale = ranges[0].scale(), *zero = ranges[0].zero();
+  pool.parallel_for(pieces, [&](i64 piece) {
+    for (i64 r = rows * piece / pieces; r < rows * (piece + 1) / pieces; ++r)
+      in_parts(r, [&](const float* row, i64 c, i64 count) { store_rounded(row, count, *scale, *zero, y + r * columns + c); });
+  });
+}
+
+template <class TX>
+void quantize_image_reference(const Pool&, i64 rows, i64 columns, const TX* x, i64 x_row, uint8_t* y, float* scale, uint8_t* zero) {
+  ByteRange range;
+  for (i64 i = 0; i < rows * columns; ++i) {
+    const float v = to_float(x[i / columns * x_row + i % columns]);
+    range.low = min(range.low, v), range.high = max(range.high, v), range.poison += v * 0.0f;
+  }
+  *scale = range.scale(), *zero = range.zero();
+  for (i64 i = 0; i < rows * columns; ++i) {
+    const float v = to_float(x[i / columns * x_row + i % columns]);
+    y[i] = from_float<uint8_t>(v * (1.0f / *scale) + (static_cast<float>(*zero) + 0.5f));
+  }
+}
+
 }  // namespace opsmith

@@ -36,11 +36,13 @@ def lower_region(
     analysed = infer_nodes(nodes, facts, opset, _ruled_out(nodes, known, opset))
     program = Program(name, _ports(inputs, facts, "input", "in"), _ports(outputs, facts, "output", "out"))
     precisions = precision.plan_precisions(analysed.values(), target)
+    algorithms = conv.plan_algorithms(analysed.values(), target, precisions)
+    precisions = precision.settle_winograd(precisions, algorithms)
     region = Region(
         frozenset(nodes),
         facts,
         {v: i for i, v in enumerate(outputs)},
-        conv.plan_algorithms(analysed.values(), target, precisions),
+        algorithms,
         resize.plan_upsamples(analysed.values(), set(outputs), facts),
         memory.plan_places(analysed.values(), facts),
         precisions,

@@ -6,6 +6,7 @@ w (K, N)    -> int8 (K, N), scale (N), sum (N)                  the same undone
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from opsmith.compiler import pack
 from opsmith.compiler.kernel import EPILOGUE, Kernel, read, size, sizes, write
 from opsmith.compiler.lower.builder import Builder
 from opsmith.compiler.program import Argument, View
-from opsmith.sizes import Size, SizeLike, as_size
+from opsmith.sizes import ONE, Size, as_size
 
 QUANTIZE_ROWS = Kernel(
     "quantize_rows",
@@ -32,6 +33,19 @@ QUANTIZE_ROWS = Kernel(
         write("zeros", dtype=DataType.UINT8),
     ],
     "rows become bytes",
+)
+QUANTIZE_IMAGE = Kernel(
+    "quantize_image",
+    "quantize_rows.hpp",
+    [
+        *sizes("rows", "columns"),
+        read("x"),
+        size("x_row"),
+        write("y", dtype=DataType.UINT8),
+        write("scale", dtype=DataType.FLOAT),
+        write("zero", dtype=DataType.UINT8),
+    ],
+    "an image becomes bytes",
 )
 COLUMNS = [read("b", dtype=DataType.INT8), read("b_sums", dtype=DataType.INT32), read("b_scales", dtype=DataType.FLOAT)]
 GEMM_INT8 = Kernel(
@@ -55,28 +69,26 @@ GEMM_INT8 = Kernel(
 
 @dataclass(frozen=True)
 class Bytes:
-    """Rows as bytes, each with its scale and zero point."""
+    """Rows as bytes, each with its scale and zero point, or all with one."""
 
     values: View
     scales: View
     zeros: View
 
 
-def quantized_rows(builder: Builder, x: View, rows: Size, row: Size, weights: Constant) -> Bytes:
-    """x (rows, K), rows `row` apart, for its product with weights (K, N)."""
-    columns = weights.dims[0]
-    key = f"factors({weights.key})"
-    factors = builder.packed(key, DataType.FLOAT, columns, lambda: pack.row_factors(_floats(weights)))
+def quantized_rows(
+    builder: Builder, x: View, rows: Size, columns: int, row: Size, weights: Constant | None = None
+) -> Bytes:
+    """x (rows, columns), rows `row` apart; balanced and rotated for its product with `weights` (columns, N), if they are given."""
+    factors, block = None, 1
+    if weights is not None:
+        block = pack.rotation_block(columns)
+        factors = builder.packed(
+            f"factors({weights.key})", DataType.FLOAT, columns, lambda: pack.row_factors(_floats(weights))
+        )
 
     def make() -> Bytes:
-        def allocate(dims: list[SizeLike], dtype: DataType, hint: str) -> View:
-            return builder.allocate([as_size(d) for d in dims], dtype, hint=f"{x.buffer.name}_{hint}")
-
-        made = Bytes(
-            allocate([rows, columns], DataType.UINT8, "bytes"),
-            allocate([rows], DataType.FLOAT, "scales"),
-            allocate([rows], DataType.UINT8, "zeros"),
-        )
+        made = _allocate(builder, x, rows, columns, rows)
         builder.call(
             QUANTIZE_ROWS,
             rows=rows,
@@ -84,7 +96,7 @@ def quantized_rows(builder: Builder, x: View, rows: Size, row: Size, weights: Co
             x=x,
             x_row=row,
             factors=factors,
-            block=pack.rotation_block(columns),
+            block=block,
             y=made.values,
             scales=made.scales,
             zeros=made.zeros,
@@ -92,7 +104,37 @@ def quantized_rows(builder: Builder, x: View, rows: Size, row: Size, weights: Co
         )
         return made
 
-    return builder.once((QUANTIZE_ROWS.name, x.buffer, x.offset, rows, row, key), make)
+    return builder.once((QUANTIZE_ROWS.name, x.buffer, x.offset, rows, row, factors), make)
+
+
+def quantized_image(builder: Builder, x: View, rows: Size, columns: int, row: Size) -> Bytes:
+    """x (rows, columns), rows `row` apart, with one scale."""
+
+    def make() -> Bytes:
+        made = _allocate(builder, x, rows, columns, ONE)
+        builder.call(
+            QUANTIZE_IMAGE,
+            rows=rows,
+            columns=columns,
+            x=x,
+            x_row=row,
+            y=made.values,
+            scale=made.scales,
+            zero=made.zeros,
+            comment=f"({rows}, {columns}) as bytes",
+        )
+        return made
+
+    return builder.once((QUANTIZE_IMAGE.name, x.buffer, x.offset, rows, columns, row), make)
+
+
+def _allocate(builder: Builder, x: View, rows: Size, columns: int, scales: Size) -> Bytes:
+    name = x.buffer.name
+    return Bytes(
+        builder.allocate([rows, as_size(columns)], DataType.UINT8, hint=f"{name}_bytes"),
+        builder.allocate([scales], DataType.FLOAT, hint=f"{name}_scales"),
+        builder.allocate([scales], DataType.UINT8, hint=f"{name}_zeros"),
+    )
 
 
 def _floats(weights: Constant) -> npt.NDArray[np.float32]:
@@ -103,16 +145,48 @@ def columns(builder: Builder, weights: Constant) -> dict[str, Argument]:
     """Weights (K, N) as bytes, packed, with the sums and scales of their columns."""
     k, n = weights.dims
     isa = builder.target.isa
-    key = f"int8({weights.key})"
 
     def quantized() -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
         return pack.int8_columns(_floats(weights), pack.rotation_block(k))
 
-    no_zeros = np.zeros(n, np.int32)
+    space = -(-k // 4) * 4 * isa.padded(n)
+    return _columns(
+        builder, f"int8({weights.key})", n, space, quantized, lambda q: pack.pack_bytes(q, isa), lambda q: q
+    )
+
+
+def channels(builder: Builder, weights: Constant, groups: int) -> dict[str, Argument]:
+    """Weights (O, C/groups, KH, KW) of a convolution as bytes, packed, with the sums and scales of their output channels."""
+    o, c, *taps = weights.dims
+    isa = builder.target.isa
+    space = groups * int(np.prod(taps)) * -(-c // 4) * 4 * isa.padded(o // groups)
+    return _columns(
+        builder,
+        f"int8_conv({weights.key})",
+        o,
+        space,
+        lambda: pack.int8_channels(_floats(weights)),
+        lambda q: pack.pack_conv_bytes(q, groups, isa),
+        lambda q: q.reshape(o, -1).T,
+    )
+
+
+Int8 = npt.NDArray[np.int8]
+
+
+def _columns(
+    builder: Builder,
+    key: str,
+    count: int,
+    space: int,
+    quantized: Callable[[], tuple[Int8, npt.NDArray[np.float32]]],
+    packed: Callable[[Int8], Int8],
+    matrix: Callable[[Int8], Int8],
+) -> dict[str, Argument]:
+    no_zeros = np.zeros(count, np.int32)
+    sums = lambda: pack.column_sums(matrix(quantized()[0]), no_zeros)  # noqa: E731
     return {
-        "b": builder.packed(
-            key, DataType.INT8, -(-k // 4) * 4 * isa.padded(n), lambda: pack.pack_bytes(quantized()[0], isa)
-        ),
-        "b_sums": builder.packed(f"sums({key})", DataType.INT32, n, lambda: pack.column_sums(quantized()[0], no_zeros)),
-        "b_scales": builder.packed(f"scales({key})", DataType.FLOAT, n, lambda: quantized()[1]),
+        "b": builder.packed(key, DataType.INT8, space, lambda: packed(quantized()[0])),
+        "b_sums": builder.packed(f"sums({key})", DataType.INT32, count, sums),
+        "b_scales": builder.packed(f"scales({key})", DataType.FLOAT, count, lambda: quantized()[1]),
     }

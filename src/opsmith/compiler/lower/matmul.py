@@ -214,7 +214,7 @@ def _multiply_bytes(builder: Builder, left: View, weights: Constant, target: Vie
     """The same in int8."""
     k, n = weights.dims
     rows = product(left.dims[:-1])
-    a = int8.quantized_rows(builder, left, rows, row_stride(left), weights)
+    a = int8.quantized_rows(builder, left, rows, k, row_stride(left), weights)
     builder.call(
         int8.GEMM_INT8,
         int8.columns(builder, weights),
