@@ -39,7 +39,7 @@ VERBS: dict[str, list[str]] = {
     "compile": ["compile", M, "{dest}", "--regions", "all"],
     "weights": ["weights", M, M, "{dest}"],
     "verify": ["verify", M, "{good}"],
-    "bench": ["bench", M, "--quick"],
+    "bench": ["bench", M, "--seconds", "0.2", "--processes", "1"],
     "profile": ["profile", M],
     "compare": ["compare", "{good}", M],
     "distill": ["distill", M, "{dest}"],
