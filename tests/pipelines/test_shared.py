@@ -143,7 +143,9 @@ def test_a_long_prompt_is_read_in_pieces_between_the_steps_of_the_others(compile
     monkeypatch.setattr(shared_pipeline, "PIECE", 8)
     shared, sizes = SharedWriter(compiled), []
     run = shared._cache._run
-    monkeypatch.setattr(shared._cache, "_run", lambda a, b, ids, *rest: (sizes.append(ids.shape), run(a, b, ids, *rest))[1])
+    monkeypatch.setattr(
+        shared._cache, "_run", lambda a, b, ids, *rest: (sizes.append(ids.shape), run(a, b, ids, *rest))[1]
+    )
     long = list(np.random.default_rng(1).integers(3, 500, 80))
     begun = threading.Event()
     at_once(
