@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import threading
 import time
@@ -81,7 +82,7 @@ def test_texts_written_together_are_those_written_alone(compiled):
 def test_a_beginning_that_some_slot_holds_is_not_read_again(compiled):
     shared = SharedWriter(compiled)
     system = list(range(10, 60))
-    first, speed = shared.generate([[*system, 7]], max_new_tokens=5, ends=())
+    _, speed = shared.generate([[*system, 7]], max_new_tokens=5, ends=())
     assert speed.prompt_tokens == 51
     for i in range(3):  # the slot that holds it is in use meanwhile, or not
         prompt = [*system, 8 + i, 9]
@@ -143,7 +144,9 @@ def test_a_long_prompt_is_read_in_pieces_between_the_steps_of_the_others(compile
     monkeypatch.setattr(shared_pipeline, "PIECE", 8)
     shared, sizes = SharedWriter(compiled), []
     run = shared._cache._run
-    monkeypatch.setattr(shared._cache, "_run", lambda a, b, ids, *rest: (sizes.append(ids.shape), run(a, b, ids, *rest))[1])
+    monkeypatch.setattr(
+        shared._cache, "_run", lambda a, b, ids, *rest: (sizes.append(ids.shape), run(a, b, ids, *rest))[1]
+    )
     long = list(np.random.default_rng(1).integers(3, 500, 80))
     begun = threading.Event()
     at_once(
@@ -153,7 +156,7 @@ def test_a_long_prompt_is_read_in_pieces_between_the_steps_of_the_others(compile
         ]
     )
     pieces = [i for i, (_, new) in enumerate(sizes) if new == 8]
-    assert len(pieces) == 10 and all(b - a > 1 for a, b in zip(pieces, pieces[1:]))
+    assert len(pieces) == 10 and all(b - a > 1 for a, b in itertools.pairwise(pieces))
 
 
 def test_a_model_that_is_not_compiled_writes_one_request_after_the_other():

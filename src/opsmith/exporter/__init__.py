@@ -22,7 +22,7 @@ from typing import Any
 
 from opsmith import progress, store
 from opsmith.errors import OpsmithError
-from opsmith.exporter import causal_lm, diffusion, encoder, gguf, segmentation, trace
+from opsmith.exporter import causal_lm, diffusion, encoder, gguf, segmentation, seq2seq, trace
 from opsmith.exporter import source as sources
 from opsmith.exporter.graph import Part, Plan
 
@@ -30,6 +30,7 @@ _FAMILIES = (
     (segmentation.accepts, segmentation.plan),
     (encoder.accepts, encoder.plan),
     (causal_lm.accepts, causal_lm.plan),
+    (seq2seq.accepts, seq2seq.plan),
 )
 
 
@@ -104,7 +105,7 @@ def _plan(source: sources.Source) -> Plan:
     kind = config.get("model_type") or config.get("_class_name") or "of unknown type"
     raise OpsmithError(
         f"{source.name} is {kind}, which export does not know",
-        "known: GPT-2 and Llama-type decoders, BERT-type encoders, CLIP, CLIPSeg, Stable Diffusion pipelines",
+        "known: decoders with a KV cache, encoder-decoders such as T5 and Whisper, BERT-type encoders, CLIP, CLIPSeg, Stable Diffusion pipelines",
     )
 
 

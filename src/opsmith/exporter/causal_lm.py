@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import torch
 
 
+FIRST = "first position"  # of the new tokens, in a case that is about places rather than lengths
+
+
 def accepts(config: dict[str, Any]) -> bool:
     return any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in config.get("architectures") or [])
 
@@ -56,7 +59,8 @@ def _load(source: sources.Source) -> Graph:
         batch, sequence, past = sizes["batch"], sizes["sequence"], sizes["past"]
         ids = torch.randint(0, config.vocab_size, (batch, sequence), generator=random)
         mask = torch.ones(batch, past + sequence, dtype=torch.int64)
-        positions = torch.arange(past, past + sequence).repeat(batch, 1)
+        first = sizes.get(FIRST, past)
+        positions = torch.arange(first, first + sequence).repeat(batch, 1)
         if batch > 1:  # the second row is left-padded, as batches of prompts are
             mask[1, : past // 2] = 0
             positions[1] -= past // 2
@@ -83,6 +87,7 @@ def _load(source: sources.Source) -> Graph:
             {"batch": 1, "sequence": 1, "past": past},
             {"batch": 2, "sequence": 5, "past": 7},
             {"batch": 2, "sequence": 6, "past": 0},
+            *_beyond(config),
         ],
     )
 
@@ -90,7 +95,7 @@ def _load(source: sources.Source) -> Graph:
 def _forward(
     model: Any, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, *past: torch.Tensor
 ) -> list[torch.Tensor]:
-    with masks.traceable(model, mask, positions):
+    with masks.traceable(model, mask, ids.shape[1]):
         return _run(model, ids, mask, positions, past)
 
 
@@ -103,21 +108,30 @@ def _original(
 def _run(
     model: Any, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, past: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
+    cache = cache_of(past)
+    asked = inspect.signature(model.forward).parameters
+    placed = {"position_ids": positions} if "position_ids" in asked or "kwargs" in asked else {}
+    result = model(ids, attention_mask=mask, past_key_values=cache, use_cache=True, **placed)
+    return [result.logits, *contents(cache)]
+
+
+def cache_of(tensors: Sequence[torch.Tensor]) -> Any:
+    """A cache that holds keys and values, layer by layer."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
     cache = DynamicCache()
     cache.layers = []
-    for key, value in zip(past[0::2], past[1::2]):
+    for key, value in zip(tensors[0::2], tensors[1::2]):
         layer = DynamicLayer()
         layer.lazy_initialization(key, value)
         layer.keys, layer.values = key, value
         cache.layers.append(layer)
-    asked = inspect.signature(model.forward).parameters
-    placed = {"position_ids": positions} if "position_ids" in asked or "kwargs" in asked else {}
-    result = model(ids, attention_mask=mask, past_key_values=cache, use_cache=True, **placed)
-    present = [t for layer in cache.layers for t in (layer.keys, layer.values)]
-    return [result.logits, *present]
+    return cache
+
+
+def contents(cache: Any) -> list[torch.Tensor]:
+    return [t for layer in cache.layers for t in (layer.keys, layer.values)]
 
 
 def _cache_shapes(model: Any, name: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -145,6 +159,13 @@ def context_of(config: Any) -> int | None:
     """How many tokens the model was made for, under the names that configs have for it; None if it has no limit."""
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
     return next((int(size) for name in names if (size := getattr(config, name, None))), None)
+
+
+def _beyond(config: Any) -> list[dict[str, int]]:
+    """A case beyond the length from which rotary frequencies change, where they do."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    changes = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
+    return [{"batch": 1, "sequence": 5, "past": 3, FIRST: int(changes)}] if changes else []
 
 
 def _with_softcap(model: Any) -> Any:

@@ -29,6 +29,8 @@ from opsmith.pipelines.tokenizer import encode, load_tokenizer, longest_token
 Array = np.ndarray[Any, Any]
 NEW_TOKENS = 64  # unless told otherwise
 LONGEST_KEPT = 8192  # tokens that a kept cache has room for
+# What configs call the number of tokens that a model was made for.
+CONTEXTS = ("n_positions", "max_position_embeddings", "max_seq_len", "seq_length")
 DECODED_BEFORE = 4  # tokens of the prompt that the first new ones are decoded behind
 
 
@@ -89,7 +91,7 @@ class TextGenerator:
         self.in_place = (store.read_record(self.path).get("compiled") or {}).get("cache") == "in place"
         self.tokenizer = load_tokenizer(self.home)
         self.config = config = read_config(self.home / "config.json")
-        self.context = int(config.get("n_positions") or config.get("max_position_embeddings") or 1 << 30)
+        self.context = next((int(config[name]) for name in CONTEXTS if config.get(name)), 1 << 30)
         self.longest_token = longest_token(self.tokenizer)
         self.vocabulary = int(config.get("vocab_size") or 0)
         # Chat models end a turn with a token of its own, which only generation_config.json names.
