@@ -84,7 +84,7 @@ def test_the_running_cpu_gets_the_best_set_it_has(monkeypatch: pytest.MonkeyPatc
 
 def test_an_object_is_cached_for_its_instruction_set_only() -> None:
     tool = Compiler(("g++",), "g++", "12")
-    keys = {_key("int x;", tool, tool.flags(isa)) for isa in SETS.values()}
+    keys = {_key("int x;", tool, isa, tool.flags(isa)) for isa in SETS.values()}
     assert len(keys) == len(SETS)
     assert "-march=native" in tool.flags(geometry.native())
     assert "-march=native" not in tool.flags(geometry.SCALAR)
@@ -103,7 +103,7 @@ def test_a_changed_header_builds_anew_what_includes_it_and_nothing_else(
         (folder / "inner.hpp").write_text(inner)
         (folder / "far.hpp").write_text("")
         monkeypatch.setattr(sys.modules[_key.__module__], "KERNELS", folder)
-        return {name: _key(text, tool, isa) for name, text in sources.items()}
+        return {name: _key(text, tool, isa, tool.flags(isa)) for name, text in sources.items()}
 
     before, after = keys("one"), keys("two")
     assert before["near"] != after["near"] and before["far"] == after["far"]
