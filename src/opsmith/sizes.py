@@ -533,17 +533,29 @@ def broadcast(a: SizeLike, b: SizeLike, given: Given = NOTHING) -> Size:
     for size in sorted((x, y), key=lambda d: len(str(d))):
         if never_negative(size - 2, given):  # never 1: the other one is 1 or equal to it
             return size
-    first, second = sorted((x, y), key=str)
-    return apply("broadcast", first, second)
+    # All that were broadcast into either, each once: residual connections would nest the same two again and again.
+    *others, last = sorted({*_broadcast_from(x), *_broadcast_from(y)}, key=str)
+    return functools.reduce(lambda rest, size: apply("broadcast", size, rest), reversed(others), last)
+
+
+def _broadcast_from(size: Size) -> list[Size]:
+    pair = _arguments(size, "broadcast")
+    return [size] if pair is None else [part for side in pair for part in _broadcast_from(side)]
 
 
 def _capped(size: Size, whole: Size) -> bool:
-    """Whether SIZE is WHOLE, but at most a number from 2 up: where the two can be broadcast they are equal, as in a table of
-    512 positions beside any sequence."""
+    """Whether SIZE is WHOLE, but at most a number from 2 up, or at least 0: where the two can be broadcast they are equal, as in
+    a table of 512 positions beside any sequence, or in what a Slice from the front leaves."""
+    least, most = _arguments(size, "max"), _arguments(size, "min")
+    if least is not None and whole in least and ZERO in least:
+        return True
+    return most is not None and any(a == whole and (b.value or 0) >= 2 for a, b in (most, most[::-1]))
+
+
+def _arguments(size: Size, function: str) -> tuple[Size, Size] | None:
+    """a and b, if the size is function(a, b)."""
     ((monomial, coefficient),) = size.terms.items() if len(size.terms) == 1 else (((), 0),)
-    if coefficient != 1 or len(monomial) != 1 or (pair := _division(monomial[0], "min")) is None:
-        return False
-    return any(a == whole and (b.value or 0) >= 2 for a, b in (pair, pair[::-1]))
+    return _division(monomial[0], function) if coefficient == 1 and len(monomial) == 1 else None
 
 
 def spread(size: Size, wanted: Size, stride: Size) -> Size:

@@ -20,6 +20,7 @@ from opsmith.sizes import (
     floor_div,
     is_count,
     lower_bound,
+    maximum,
     minimum,
     name,
     names,
@@ -167,3 +168,17 @@ def test_a_model_s_names_of_dims_are_read_and_written():
 )
 def test_a_spelled_size_reads_back_as_itself(size: Size):
     assert parse(spell(size)) == size
+
+
+def test_a_residual_stream_of_broadcasts_stays_one_short_size() -> None:
+    a, b = name("a"), name("b")
+    one = broadcast(a, b)
+    stream = one
+    for _ in range(50):
+        stream = broadcast(broadcast(stream, a), broadcast(b, stream))
+    assert stream == one
+    three = broadcast(broadcast(b, name("c")), a)
+    assert three == broadcast(name("c"), one)
+    for values in ({"a": 1, "b": 1, "c": 7}, {"a": 5, "b": 1, "c": 5}, {"a": 1, "b": 4, "c": 1}):
+        assert at(three, values) == max(values.values())
+    assert broadcast(a - 2, maximum(0, a - 2)) == a - 2  # no dim is negative
