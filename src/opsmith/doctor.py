@@ -71,7 +71,8 @@ def _machine() -> list[Finding]:
 def _products(features: frozenset[str]) -> str:
     """What matrices are multiplied in, and by which instructions."""
     bf16 = next((f for f in ("avx512_bf16", "bf16") if f in features), "weights stored so, computed in fp32")
-    return f"fp32; bf16 ({bf16})"
+    int8 = next((f for f in ("avx512_vnni", "asimddp") if f in features), "as products of 16 bits")
+    return f"fp32; bf16 ({bf16}); int8 ({int8})"
 
 
 def _compilers() -> list[Finding]:

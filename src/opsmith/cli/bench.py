@@ -149,10 +149,10 @@ def _cost(entry: Entry) -> list[str]:
 
 
 def _print_machine(machine: peak.Peak) -> None:
-    columns = (">fp32 GFLOP/s", ">bf16 GFLOP/s", ">read GB/s", ">triad GB/s")
+    columns = (">fp32 GFLOP/s", ">bf16 GFLOP/s", ">int8 GOP/s", ">read GB/s", ">triad GB/s")
     table = console.table("threads", *columns, title=machine.cpu)
     for limits in machine.limits.values():
-        figures = (limits.flops, limits.bf16, limits.read, limits.triad)
+        figures = (limits.flops, limits.bf16, limits.int8, limits.read, limits.triad)
         table.add_row(str(limits.threads), *(f"{f / 1e9:.1f}" if f else "-" for f in figures))
     console.show(table)
     if machine.others > 0.1:

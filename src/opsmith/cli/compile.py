@@ -58,7 +58,7 @@ def command(
     precision: Annotated[
         str | None,
         typer.Option(
-            "--precision", help="Products in fp32 or bf16; sums and all else stay in fp32.", show_default="fp32"
+            "--precision", help="Products in fp32, bf16 or int8; all else stays in fp32.", show_default="fp32"
         ),
     ] = None,
     compiler: Annotated[

@@ -45,7 +45,7 @@ def command(
         typer.Option("--input", help="Values of inputs: FILE.npz, NAME=16000, NAME=1,2 or NAME=FILE.npy; repeatable."),
     ] = None,
     precision: Annotated[
-        str, typer.Option(help="What B computes in: bf16 passes within a bound of each output's scale.")
+        str, typer.Option(help="What B computes in: bf16 and int8 pass within a bound of each output's scale.")
     ] = "fp32",
     bisect: Annotated[bool, typer.Option("--bisect", help="Name the first node where the two part.")] = False,
     threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,

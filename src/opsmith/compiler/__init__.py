@@ -300,11 +300,16 @@ def what_differs(attempt: Attempt, pieces: Cut, verified: VerifyResult, request:
     if request.precision is not FP32 and not any(c.problem for c in verified.cases):
         raise NotTheSame(
             f"in {request.precision.name} the model is too far from its source: {problems}",
-            "compile it with --precision fp32",
+            f"compile it with --precision {' or '.join(_more_exact(request.precision))}",
         )
     if request.regions == "whole":
         raise NotTheSame(f"the compiled model differs from its source: {problems}")
     return hidden or find_wrong(pieces, verified, target, give_up=wrong >= MOST_WRONG)
+
+
+def _more_exact(precision: Precision) -> list[str]:
+    names = list(PRECISIONS)
+    return names[names.index(precision.name) - 1 :: -1]
 
 
 def better(best: Attempt | None, attempt: Attempt) -> Attempt:

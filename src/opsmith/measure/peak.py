@@ -1,4 +1,4 @@
-"""What this machine can do at most: fused multiply-adds per second, in fp32 and in bf16, and bytes per second.
+"""What this machine can do at most: fused multiply-adds per second, in fp32, bf16 and int8, and bytes per second.
 
 A small C++ program is compiled for this CPU and run once with one thread and once with all of them; the result is
 kept in the user's cache folder. `bench`, `profile` and `report` state speeds as shares of it.
@@ -19,7 +19,7 @@ from opsmith.compiler.geometry import native
 from opsmith.errors import OpsmithError
 from opsmith.timing import contention
 
-_FORMAT = 2  # raise it when the probe changes, so that old results are measured again
+_FORMAT = 3  # raise it when the probe changes, so that old results are measured again
 
 # Chains of independent multiply-adds in registers (compute), then sums and triads over buffers far larger than the
 # caches (memory). Every figure is the best of several passes: neighbours only ever make a pass slower.
@@ -46,7 +46,7 @@ struct Job {
   long steps;               // multiply-adds per chain
   size_t floats;            // of each buffer
   float *a, *b, *c;
-  double seconds[4];        // best of: compute, read, triad, compute in bf16
+  double seconds[5];        // best of: compute, read, triad, compute in int8, compute in bf16
   float keep;
 };
 
@@ -63,6 +63,16 @@ static float compute(long steps) {
   return sum[0];
 }
 
+// Or the compiler finds that all chains are the same.
+template <class V>
+static inline __attribute__((always_inline)) void hold(V& x) {
+#if defined(__x86_64__)
+  asm volatile("" : "+v"(x));
+#else
+  asm volatile("" : "+w"(x));
+#endif
+}
+
 static float compute_bf16(long steps) {
   using namespace opsmith;
   F acc[CHAINS] = {};
@@ -71,13 +81,31 @@ static float compute_bf16(long steps) {
 #pragma GCC unroll 12
     for (int i = 0; i < CHAINS; ++i) {
       acc[i] = PairDot::add_products(acc[i], words, words);
-      asm volatile("" : "+v"(acc[i]));  // or the compiler finds that all are the same
+      hold(acc[i]);
     }
   }
   F sum = acc[0];
 #pragma GCC unroll 12
   for (int i = 1; i < CHAINS; ++i) sum += acc[i];
   return sum[0];
+}
+
+static float compute_int8(long steps) {
+  using namespace opsmith;
+  I acc[CHAINS] = {};
+  const ByteDot::Value x = ByteDot::value(splat(0x01020304));
+  const ByteDot::Columns b = ByteDot::columns(splat(0x01020304));
+  for (long s = 0; s < steps; ++s) {
+#pragma GCC unroll 12
+    for (int i = 0; i < CHAINS; ++i) {
+      acc[i] = ByteDot::add_products(acc[i], x, b);
+      hold(acc[i]);
+    }
+  }
+  I sum = acc[0];
+#pragma GCC unroll 12
+  for (int i = 1; i < CHAINS; ++i) sum += acc[i];
+  return (float)sum[0];
 }
 
 static float read_all(const float* a, size_t n) {
@@ -102,14 +130,15 @@ static void* work(void* argument) {
     if (posix_memalign((void**)&buffers[i], 4096, bytes)) exit(1);
     for (size_t k = 0; k < job->floats; ++k) buffers[i][k] = (float)(k % 7);
   }
-  for (int what = 0; what < (opsmith::PairDot::fast ? 4 : 3); ++what) {
+  for (int what = 0; what < (opsmith::PairDot::fast ? 5 : 4); ++what) {
     job->seconds[what] = 1e30;
-    for (int pass = 0; pass < (what % 3 == 0 ? PASSES : MEMORY_PASSES); ++pass) {
+    for (int pass = 0; pass < (what == 1 || what == 2 ? MEMORY_PASSES : PASSES); ++pass) {
       pthread_barrier_wait(job->barrier);
       double start = now();
       if (what == 0) job->keep += compute(job->steps);
       if constexpr (opsmith::PairDot::fast)
-        if (what == 3) job->keep += compute_bf16(job->steps);
+        if (what == 4) job->keep += compute_bf16(job->steps);
+      if (what == 3) job->keep += compute_int8(job->steps);
       if (what == 1) job->keep += read_all(buffers[0], job->floats);
       if (what == 2) triad(buffers[0], buffers[1], buffers[2], job->floats), job->keep += buffers[0][pass];
       pthread_barrier_wait(job->barrier);  // everyone's time is that of the slowest thread
@@ -135,9 +164,9 @@ int main(int count, char** arguments) {
   }
   for (int t = 0; t < threads; ++t) pthread_join(ids[t], nullptr);
   double flops = 2.0 * LANES * CHAINS * (double)steps * threads, bytes = 4.0 * floats * threads;
-  double bf16 = opsmith::PairDot::fast ? 2 * flops / jobs[0].seconds[3] : 0;
-  printf("{\"flops\": %.6g, \"read\": %.6g, \"triad\": %.6g, \"bf16\": %.6g, \"keep\": %g}\n", flops / jobs[0].seconds[0],
-         bytes / jobs[0].seconds[1], 3 * bytes / jobs[0].seconds[2], bf16, jobs[0].keep);
+  double bf16 = opsmith::PairDot::fast ? 2 * flops / jobs[0].seconds[4] : 0;
+  printf("{\"flops\": %.6g, \"read\": %.6g, \"triad\": %.6g, \"bf16\": %.6g, \"int8\": %.6g, \"keep\": %g}\n", flops / jobs[0].seconds[0],
+         bytes / jobs[0].seconds[1], 3 * bytes / jobs[0].seconds[2], bf16, 4 * flops / jobs[0].seconds[3], jobs[0].keep);
 }
 """
 
@@ -151,10 +180,11 @@ class Limits:
     read: float
     triad: float
     bf16: float = 0.0  # as flops, of products in bf16; 0 where the CPU has none
+    int8: float = 0.0  # as flops, of products of bytes
 
     def arithmetic(self, precision: str) -> float:
         """The peak of products in this precision."""
-        return self.bf16 if precision == "bf16" and self.bf16 else self.flops
+        return {"bf16": self.bf16, "int8": self.int8}.get(precision, 0.0) or self.flops
 
     @property
     def bandwidth(self) -> float:
@@ -175,9 +205,8 @@ class Peak:
         scale = threads / nearest.threads
         # Memory does not scale with threads beyond what all cores reached.
         memory = min(scale, 1.0)
-        return Limits(
-            threads, nearest.flops * scale, nearest.read * memory, nearest.triad * memory, nearest.bf16 * scale
-        )
+        arithmetic = {"bf16": nearest.bf16 * scale, "int8": nearest.int8 * scale}
+        return Limits(threads, nearest.flops * scale, nearest.read * memory, nearest.triad * memory, **arithmetic)
 
 
 def cache_file() -> Path:
@@ -248,4 +277,4 @@ def _run(program: Path, threads: int) -> dict[str, float]:
     if done.returncode:
         raise OpsmithError(f"the probe of the machine's peak ended with code {done.returncode}")
     found = json.loads(done.stdout)
-    return {key: float(found[key]) for key in ("flops", "read", "triad", "bf16")}
+    return {key: float(found[key]) for key in ("flops", "read", "triad", "bf16", "int8")}
