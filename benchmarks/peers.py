@@ -19,6 +19,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -420,6 +421,46 @@ def main_table(found: Sequence[tuple[Case, dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+SHORT = 3  # rows from either end that the README shows
+AGREE = 0.06  # a ratio of medians and the median of paired ratios differ by less than this
+
+
+def short_table(table: str) -> str:
+    """Of a main table the rows where fp32 is furthest ahead of the best peer, and those where it is least or behind."""
+    head, _, *rows = table.splitlines()
+    titles = [c.strip() for c in head.strip("|").split("|")]
+    peers = titles[1 : titles.index("Opsmith")]
+    found = []
+    for row in rows:
+        cells = [c.strip().split("<br>")[0] for c in row.strip("|").split("|")]
+        measured = re.match(r"\*\*([\d.]+)\*\* (\([^)]*\))", cells[titles.index("Opsmith") + 1])
+        if measured is None:
+            continue
+        times = {peer: _seconds(cell) for peer, cell in zip(peers, cells[1:]) if cell != "-"}
+        best = min(times, key=lambda peer: times[peer])
+        ours = re.sub(r" fp32$", "", cells[titles.index("Opsmith")])
+        ratio, interval = float(measured[1]), f" {measured[2]}"
+        if (
+            abs(times[best] / _seconds(ours) / ratio - 1) > AGREE
+        ):  # the interval is over another peer, which is as exact
+            ratio, interval = times[best] / _seconds(ours), ""
+        word = "faster" if ratio >= 1 else "**slower**"
+        peer = f"{cells[1 + peers.index(best)]} ({best})"
+        found.append((ratio, f"| {cells[0]} | {cells[1]} | {peer} | {ours} | {ratio:.2f}x {word}{interval} |"))
+    found.sort(key=lambda item: -item[0])
+    kept = found if len(found) <= 2 * SHORT else [*found[:SHORT], *found[-SHORT:]]
+    lines = [
+        "| in single precision | ONNX Runtime | best peer | Opsmith | over the best peer (95 %) |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    return "\n".join([*lines, *(shown for _, shown in kept)])
+
+
+def _seconds(cell: str) -> float:
+    value, unit = cell.strip("*").split()[:2]
+    return float(value) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
+
+
 def goal_table(found: Sequence[tuple[Case, dict[str, Any]]]) -> str:
     lines = ["| case | goal | measured | over | holds |", "|---|---|---:|---|---|"]
     for case, result in found:
@@ -512,7 +553,7 @@ def write(found: Sequence[tuple[Case, dict[str, Any]]], root: Path) -> None:
     picture.parent.mkdir(parents=True, exist_ok=True)
     picture.write_text(chart(found), encoding="utf-8")
     command = "    python benchmarks/peers.py MODELS RESULTS --write"
-    short = f"{BEGIN}\n{main_table(found)}\n\n{machine_text(found)} [More](docs/benchmarks.md).\n\n![chart](docs/pictures/peers.svg)\n{END}"
+    short = f"{BEGIN}\n{short_table(main_table(found))}\n\n{machine_text(found)}\n{END}"
     readme = root / "README.md"
     text = readme.read_text(encoding="utf-8")
     if BEGIN in text and END in text:

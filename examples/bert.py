@@ -1,4 +1,4 @@
-"""BERT: export a model from its config, compile it to one op, compare. Needs `pip install "opsmith[export]"`.
+"""BERT: export a model from its config, compile it to one op, compare. Needs `pip install ".[export]"`.
 
 python examples/bert.py [FOLDER]
 """

@@ -1,4 +1,4 @@
-"""GPT-2: decode token by token through the model's own presents, stock against compiled. Needs `pip install "opsmith[export]"`.
+"""GPT-2: decode token by token through the model's own presents, stock against compiled. Needs `pip install ".[export]"`.
 
 python examples/gpt2_decode.py [FOLDER]
 """

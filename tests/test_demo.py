@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import onnx
@@ -10,9 +11,13 @@ from PIL import Image
 
 from opsmith import demo, store
 from opsmith.check.verify import verify
-from opsmith.cli import main
+from opsmith.cli import console, main
 from opsmith.errors import OpsmithError
 from opsmith.pipelines import masks
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+import capture  # noqa: E402
 
 
 def test_the_model_is_valid_dynamic_and_the_same_every_time() -> None:
@@ -23,13 +28,20 @@ def test_the_model_is_valid_dynamic_and_the_same_every_time() -> None:
     assert result.ok and sum(c.name.startswith("random") for c in result.cases) == 3 and not result.dropped
 
 
-def test_the_road_that_exists_is_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_road_is_walked_as_the_page_and_the_picture_show_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(demo, "BENCH_ROUNDS", 2)
-    steps = list(demo.demo(tmp_path))
-    assert [step.name for step in steps] == [name for name, _ in demo.STATIONS]
-    for step in steps:
-        assert step.outcome is None or step.outcome.ok, step
-    assert store.variants(tmp_path / "tiny")[0].record["verb"] == "demo"
+    monkeypatch.setattr(console, "out", console._Console(highlight=False, width=capture.COLUMNS))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["demo"])
+    said = capsys.readouterr().out
+    assert not stop.value.code and [line.split()[0] for line in said.splitlines() if "✗" in line] == []
+    assert store.variants(tmp_path / "opsmith_demo" / "tiny")[0].record["verb"] == "demo"
+    shown = capture.transcript((ROOT / "docs" / "demo.md").read_text(encoding="utf-8"))
+    assert capture.shape(said) == capture.shape(shown), "stale: run benchmarks/capture.py"
+    assert (ROOT / "docs" / "pictures" / "demo.svg").read_text(encoding="utf-8") == capture.svg(shown)
 
 
 @pytest.mark.parametrize("fault", ["differs", "breaks"])

@@ -135,3 +135,24 @@ def test_the_cases_are_those_of_the_contract() -> None:
     } < set(names)
     assert {"gpt2_prompt", "gpt2_decode_128", "gpt2_decode_512", "terrain", "minilm"} < set(names)
     assert all(goal.variant in case.variants for case in module.CASES for goal in case.goals)
+
+
+def test_the_readme_shows_the_ends_of_the_whole_table(peers: Any) -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    whole = page[page.index("| case |") :].split("\n\n")[0]
+    readme = (ROOT / "README.md").read_text()
+    assert f"{peers.BEGIN}\n{peers.short_table(whole)}\n" in readme
+
+
+def test_the_short_table_names_the_fastest_peer_and_says_slower(peers: Any) -> None:
+    whole = """| case | ONNX Runtime | MNN | Opsmith | times the best peer (95 % interval) | error |
+|---|---:|---:|---:|---:|---:|
+| a | 2.00 s | - | **1.00 s** | **2.00** (1.9 to 2.1) | 0e+00 |
+| b | 2.00 s | 1.50 s | **1.00 s** fp32<br>**10.0 ms** int8 | **2.00** (1.9 to 2.1) fp32<br>**9.00** (8 to 9) int8 | 0e+00 |
+| c | 800.0 ms | - | **1.00 s** | **0.80** (0.7 to 0.9) | 0e+00 |"""
+    rows = peers.short_table(whole).splitlines()[2:]
+    assert rows == [
+        "| a | 2.00 s | 2.00 s (ONNX Runtime) | **1.00 s** | 2.00x faster (1.9 to 2.1) |",
+        "| b | 2.00 s | 1.50 s (MNN) | **1.00 s** | 1.50x faster |",
+        "| c | 800.0 ms | 800.0 ms (ONNX Runtime) | **1.00 s** | 0.80x **slower** (0.7 to 0.9) |",
+    ]

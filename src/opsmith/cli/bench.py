@@ -107,7 +107,7 @@ def command(
 
 
 def print_result(result: BenchResult) -> None:
-    speed = console.table("variant", ">median", ">p5", ">p95", ">speed", ">95 %", ">GFLOP/s", ">of peak", "outputs")
+    speed = console.table("variant", ">median", ">p95", ">speed", ">95 %", ">GFLOP/s", ">of peak", "outputs")
     cost = console.table("variant", ">load", ">first run", ">peak RSS", ">size", ">turns", ">disturbed", ">left out")
     for i, entry in enumerate(result.entries):
         speed.add_row(*_speed(entry, i == 0))
@@ -133,9 +133,9 @@ def _speed(entry: Entry, first: bool) -> list[str]:
     colour = "green" if gain.low > 1 else "red" if gain.high < 1 else "default"
     return [
         entry.label,
-        *(duration(t) for t in (entry.run.median, entry.run.p5, entry.run.p95)),
+        *(duration(t) for t in (entry.run.median, entry.run.p95)),
         "1x" if first else f"[{colour}]{faster(gain.value)}[/]",
-        "" if first else f"{gain.low:.3f}-{gain.high:.3f}",
+        "" if first else f"{gain.low:.2f}-{gain.high:.2f}",
         "-" if entry.gflops is None else f"{entry.gflops:.3g}",
         "-" if entry.share_of_peak is None else f"{entry.share_of_peak:.0%}",
         "[green]same[/]" if entry.verified else "[red]differ[/]",

@@ -1,0 +1,60 @@
+"""Pages of docs/: those about a task run as they stand, and no page shows a command that the command line would refuse."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+from pages import DOCS, commands, run_page
+
+from opsmith.cli import build_app
+
+TASKS = {
+    "first-model.md": ["fast.onnx", "model.onnx.opsmith/manifest"],
+    "make-pictures.md": ["apple.png", "blue.png", "blue_mask.png", "blue_sheet.png"],
+    "tune-a-graph.md": ["better.onnx", "parts/product_0/original/product_0_original.onnx"],
+}
+PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", TASKS)
+def test_a_task_page_runs_as_it_stands(page: str, tmp_path: Path) -> None:
+    work = run_page(DOCS / page, tmp_path)
+    for written in TASKS[page]:
+        assert (work / written).is_file(), written
+
+
+def shown(page: Path) -> list[str]:
+    """Command lines in blocks of a page: fenced, or indented by four; `$` may stand before them."""
+    text = page.read_text(encoding="utf-8")
+    fenced = re.findall(r"^```(?:sh|console|bash)?\n(.*?)^```", text, re.S | re.M)
+    indented = re.findall(r"(?:^    .*\n)+", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M)
+    found = []
+    for block in [*fenced, *indented]:
+        for line in re.sub(r"\\\n", " ", block).splitlines():
+            command = re.match(r"\s*(?:\$ )?(?:.*&& )?(opsmith [a-z][^|>&#]*)", line)
+            if command and not re.search(r"[\[(…]", line):  # which stand for choices
+                found.append(re.split(r"   +", command[1])[0].strip())
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_command_that_a_page_shows_parses(page: Path) -> None:
+    top = typer.main.get_command(build_app())
+    for line in shown(page):
+        words = shlex.split(line)[1:]
+        command = top.commands[words[0]]  # type: ignore[attr-defined]
+        words = words[1:]
+        if hasattr(command, "commands") and words:
+            command, words = command.commands[words[0]], words[1:]
+        try:
+            command.make_context("opsmith", [w for w in words if w != "..."])
+        except Exception as error:
+            pytest.fail(f"{page.name}: {line}: {error}")
+
+
+def test_pages_that_run_show_commands() -> None:
+    assert all(commands(DOCS / page) for page in TASKS)
