@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-# small / (medium, unsaid) / big, and the words that say so
-SIZES: dict[str, tuple[str, ...]] = {
-    "small": ("small", "little", "tiny"),
-    "medium": (),
-    "big": ("big", "large", "huge"),
-}
-
-# What a background is called; {colour} stands for the name of a plain one.
-PLAIN_PHRASES: tuple[str, ...] = (
-    "on a {colour} background",
-    "against a {colour} background",
-    "in front of a {colour} wall",
-)
-SETTING_PHRASES: dict[str, tuple[str, ...]] = {
-    "sky": ("in the sky", "high in the blue sky", "among the clouds"),
-    "grass": ("on the grass", "in a green meadow", "on a grassy field"),
-    "sea": ("on the sea", "out at sea", "on the waves"),
-    "night": ("at night", "under the stars", "in the night sky"),
-}
+from opsmith.starter.vocabulary import PLAIN_PHRASES as PLAIN_PHRASES
+from opsmith.starter.vocabulary import SETTING_PHRASES as SETTING_PHRASES
+from opsmith.starter.vocabulary import SIZES as SIZES
 
 # relation -> its words. "beside": the first stands left of the second, as one reads.
 RELATIONS: dict[str, tuple[str, ...]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,13 @@ def test_remove_shows_the_background_again() -> None:
     assert not changed(image, edited)[far].any()
 
 
+def opener(folder: str | Path) -> Callable[[], DiffusionApp]:
+    return lambda: DiffusionApp(folder, threads=1)
+
+
 def test_remove_is_painted_over_where_there_is_a_painter() -> None:
     image, mask = scene()
-    app, said = edit.painter(grammar.parse("remove it"), models.tiny_pipeline("dynamo"), threads=1)
+    app, said = edit.painter(grammar.parse("remove it"), opener(models.tiny_pipeline("dynamo")))
     assert app is not None
     assert said == "filled from the surroundings, then painted by tiny-stable-diffusion, unet dynamo"
     smooth, _ = edit.edit(image, mask, grammar.parse("remove it"))
@@ -112,7 +117,7 @@ def test_remove_is_painted_over_where_there_is_a_painter() -> None:
 
 def test_remove_painted_by_the_starter_shows_the_background_again() -> None:
     image, mask = scene()
-    app, _ = edit.painter(grammar.parse("remove it"), starter.folder("pictures"), "painted", threads=1)
+    app, _ = edit.painter(grammar.parse("remove it"), opener(starter.folder("pictures")), "painted")
     edited, _ = edit.edit(image, mask, grammar.parse("remove it"), app=app, steps=10, seed=1)
     was, now = (np.abs(np.asarray(i, np.float32) - background())[mask.hard].mean() for i in (image, edited))
     assert was > 80
@@ -132,16 +137,16 @@ def test_the_choice_of_a_filling_is_visible(tmp_path: Path) -> None:
     remove, blind = grammar.parse("remove it"), tmp_path / "blind"
     shutil.copytree(models.tiny_pipeline("dynamo"), blind)
     shutil.rmtree(blind / "vae_encoder")
-    assert edit.painter(remove, "nowhere", "smooth") == (None, "filled from the surroundings")
-    app, said = edit.painter(remove, blind)
+    assert edit.painter(remove, opener("nowhere"), "smooth") == (None, "filled from the surroundings")
+    app, said = edit.painter(remove, opener(blind))
     assert app is None
     assert "has no vae_encoder, so it cannot paint" in said
     for change, fill in ((remove, "painted"), (grammar.parse("replace it with a pear"), None)):
         with pytest.raises(OpsmithError, match="no vae_encoder"):
-            edit.painter(change, blind, fill)
+            edit.painter(change, opener(blind), fill)
     with pytest.raises(OpsmithError, match="'wild' is unknown"):
-        edit.painter(remove, blind, "wild")
-    assert edit.painter(grammar.parse("blur it"), "nowhere") == (None, "")
+        edit.painter(remove, opener(blind), "wild")
+    assert edit.painter(grammar.parse("blur it"), opener("nowhere")) == (None, "")
 
 
 def test_replace_paints_within_the_grown_mask() -> None:

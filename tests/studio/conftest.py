@@ -12,11 +12,13 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from serving import Running, begin
+from serving import Hold, Running, begin
 
 import opsmith
 from opsmith import starter
+from opsmith.pipelines.diffusion import Preview
 from opsmith.studio.core import Studio
+from opsmith.studio.jobs import Job
 from opsmith.studio.models import Models
 
 FLAGS = [
@@ -73,6 +75,21 @@ def running_two(home: Path, pipeline: Path) -> Iterator[Running]:
 def visitor(running: Running) -> Iterator[httpx.Client]:
     with running.visitor() as client:
         yield client
+
+
+@pytest.fixture
+def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hold]:
+    held, before = Hold(), Job.on_step
+
+    def on_step(job: Job, step: int, total: int, preview: Preview) -> bool:
+        going = before(job, step, total, preview)
+        if job.owner:  # warming up is nobody's
+            held.look(job, step)
+        return going and not job.stop.is_set()
+
+    monkeypatch.setattr(Job, "on_step", on_step)
+    yield held
+    held.release()
 
 
 @pytest.fixture(scope="session")

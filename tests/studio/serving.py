@@ -13,6 +13,7 @@ import uvicorn
 
 from opsmith.studio import server
 from opsmith.studio.core import Studio
+from opsmith.studio.jobs import Job
 
 
 @dataclasses.dataclass
@@ -59,3 +60,30 @@ def begin(studio: Studio, **options: Any) -> Running:
         thread.join(10)
 
     return Running(f"http://127.0.0.1:{listening.getsockname()[1]}", studio, stop)
+
+
+class Hold:
+    """Holds the picture model after a step, so that what is seen meanwhile needs no luck and no long picture."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._there = threading.Event()
+
+    def at(self, step: int) -> None:
+        """Wait after STEP until `release`, another `at`, or until the job is cancelled. What is held now goes on."""
+        self._there.clear()
+        self._step = step
+
+    def reached(self) -> None:
+        assert self._there.wait(180), "no picture came to that step"
+
+    def release(self) -> None:
+        self._step = None
+
+    def look(self, job: Job, step: int) -> None:
+        if step == self._step:
+            self._there.set()
+        while step == self._step and not job.stop.is_set():
+            time.sleep(0.01)
+        if job.stop.is_set():
+            self._step = None

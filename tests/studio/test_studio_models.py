@@ -13,13 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import onnx
 import pytest
 from serving import ended, visitor_of
 
 from opsmith.errors import OpsmithError
 from opsmith.pipelines.diffusion import Cancelled
+from opsmith.starter import in_use
+from opsmith.studio import speeds
 from opsmith.studio.core import Studio
-from opsmith.studio.models import Models, run_opsmith
+from opsmith.studio.forge import Forge, Progress
+from opsmith.studio.models import Models
+from opsmith.studio.verbs import run_opsmith
 
 
 def test_a_part_is_compiled_into_the_cache_and_the_package_stays_as_it_is(
@@ -31,15 +36,34 @@ def test_a_part_is_compiled_into_the_cache_and_the_package_stays_as_it_is(
     before = sorted(package.rglob("*"))
     every = Models.parts
     monkeypatch.setattr(Models, "parts", lambda self: {"text_encoder": every(self)["text_encoder"]})  # the quickest
-    told: list[tuple[int, int, str]] = []
-    assert models.uncompiled() == ["text_encoder"]
-    assert models.compile(lambda *news: told.append(news), lambda: False) == []
-    assert told == [(0, 1, "compiling text_encoder"), (1, 1, "compiled")]
+    told: list[Progress] = []
+    assert [part.name for part in models.uncompiled()] == ["text_encoder"]
+    assert models.compile("fp32", told.append, lambda: False) == []
+    assert {now.note for now in told} == {"compiling text encoder, 1 of 1"}
+    shares = [now.share for now in told]
+    assert shares == sorted(shares)
+    assert 0 < shares[-1] < 1  # the bar moves while the part is compiled
+    assert told[-1].seconds_left < told[0].seconds_left
     assert models.uncompiled() == []
     assert tmp_path in models.home("pictures").parents
     assert sorted(package.rglob("*")) == before
     again = Models()  # another start finds it
     assert again.uncompiled() == []
+    assert in_use.folder("pictures") == models.home("pictures")  # and so do imagine, edit and write
+
+
+def test_the_time_to_compile_is_estimated_from_this_machine(tmp_path: Path) -> None:
+    parts = Models().uncompiled()
+    forge = Forge(tmp_path / "forge.json")
+    assert forge.estimate(parts) is None  # nothing is known yet
+    forge.probe()
+    first = forge.estimate(parts)
+    assert first is not None
+    assert first > 1
+    assert Forge(tmp_path / "forge.json").estimate(parts) == first  # kept
+    (tmp_path / "forge.json").write_text('{"seconds_per_node": 2}')  # what a slow machine learned
+    slow = Forge(tmp_path / "forge.json")
+    assert slow.estimate(parts[:1]) == 2 * len(onnx.load(parts[0].original.path).graph.node)
 
 
 def test_a_verb_in_a_process_of_its_own_fails_with_its_line_and_ends_when_told() -> None:
@@ -63,6 +87,30 @@ def test_speeds_are_kept_for_the_next_start(home: Path, monkeypatch: pytest.Monk
     assert models.variants()[0].seconds_per_step == 0.3
     assert Models().variants()[0].seconds_per_step == 0.3
     assert Models(threads=1).variants()[0].seconds_per_step is None
+
+
+def test_variants_are_timed_in_turn_and_only_then_compared(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OPSMITH_CACHE", str(tmp_path))
+    monkeypatch.setattr(speeds, "SECONDS", 1)
+    monkeypatch.setattr(speeds, "PROCESSES", 1)
+    models = Models(pictures=pipeline, threads=1)
+    first, second = (choice.name for choice in models.variants())
+    models.note_speed(first, [9.0, 0.1, 0.1, 0.1])  # at one moment
+    models.note_speed(second, [9.0, 0.9, 0.9, 0.9])  # at another
+    assert models.best() == second  # moments are not compared: the newest is taken
+    assert models.untimed()
+    models.time_variants(lambda: False)
+    timed = models.variants()
+    assert all(choice.together and choice.seconds_per_step for choice in timed)
+    assert models.best() == min(timed, key=lambda choice: choice.seconds_per_step or 0).name
+    assert models.untimed() == any(choice.busy for choice in timed)  # a busy machine: again when there is time
+    again = Models(pictures=pipeline, threads=1)
+    assert again.variants() == timed  # kept
+    unet = pipeline / "unet" / second
+    os.utime(next(unet.glob("*.onnx")))  # made anew: no longer what was timed
+    assert not any(choice.together for choice in again.variants())
 
 
 def test_warming_up_measures_the_speed(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -119,13 +167,13 @@ def _absolute() -> dict[str, str]:
 
 
 def test_memory_stays_flat_over_fifty_generations(home: Path, tmp_path: Path) -> None:
-    """As the page asks for them, with previews; what the first ten need may stay. The server is a process of its own: in this one,
+    """As the page asks for them, with previews after the first of two steps; what the first ten need may stay. The server is a process of its own: in this one,
     what earlier tests left on the heap is taken and given back meanwhile."""
     with served("studio", tmp_path) as (process, address), visitor_of(address) as client:
         statm = Path(f"/proc/{process.pid}/statm")
         resident = []
         for seed in range(50):
-            body = {"prompt": "a red apple on a yellow background", "steps": 4, "seed": seed}
+            body = {"prompt": "a red apple on a yellow background", "steps": 2, "guidance": 1, "seed": seed}
             job = ended(client, client.post("/api/pictures", json=body))
             assert job["state"] == "done", job["error"]
             resident.append(int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
@@ -148,8 +196,7 @@ def test_all_starter_models_are_compiled_in_the_background(
     assert (job.state, job.error) == ("done", "")
     assert studio.models.uncompiled() == []
     assert [c.compiled for c in studio.models.variants()] == [False, True]
-    while any(c.seconds_per_step is None for c in studio.models.variants()) and time.monotonic() < until:
-        time.sleep(0.1)
+    assert all(c.together for c in studio.models.variants())  # timed in turn before the job ended
     print({c.name: c.seconds_per_step for c in studio.models.variants()})
     report = studio.report("unet")
     while report.state not in ("done", "failed", "cancelled") and time.monotonic() < until:

@@ -40,6 +40,9 @@ def command(
         Path | None, typer.Option("--out", "-o", help="The edited PNG; mask and sheet go beside it.", dir_okay=False)
     ] = None,
     threshold: Annotated[float, typer.Option("--threshold", help="How sure the selection must be, 0 to 1.")] = 0.5,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Edit even if the mask model is in doubt about the selection.")
+    ] = False,
     min_area: Annotated[
         float | None, typer.Option("--min-area", help="Smaller parts found by words are dropped; in pixels.")
     ] = None,
@@ -67,8 +70,10 @@ def command(
     threads: Annotated[int | None, typer.Option("--threads", help="Threads of the sessions.")] = None,
 ) -> None:
     """Change a part of a picture; without --change only show what is selected."""
-    from opsmith import machine, progress, starter
+    from opsmith import machine, progress
     from opsmith.pipelines import edit, grammar, masks, pictures
+    from opsmith.pipelines.diffusion import DiffusionApp
+    from opsmith.starter import in_use
 
     if sum(x is not None for x in (select, mask, box)) != 1:
         raise OpsmithError("one selection is needed", "--select WORDS, --mask FILE or --box L,T,R,B")
@@ -79,9 +84,13 @@ def command(
     picture = pictures.read(image)
     settings: dict[str, Any] = {"source": image.name, "change": change, "select": select, "box": box}
     if select is not None:
-        segmenter = masks.Segmenter(masks_model or starter.folder("masks"), threads=threads)
+        segmenter = masks.Segmenter(masks_model or in_use.folder("masks"), threads=threads)
         selection = masks.from_words(picture, select, segmenter, threshold, feather, min_area)
-        settings |= {"threshold": threshold, "masks_model": f"{segmenter.path.parent.name} {segmenter.hash}"}
+        settings |= {
+            "sure": round(selection.sure or 0, 3),
+            "threshold": threshold,
+            "masks_model": f"{segmenter.path.parent.name} {segmenter.hash}",
+        }
     elif mask is not None:
         selection = masks.from_file(picture, mask, feather)
     else:
@@ -89,7 +98,8 @@ def command(
     settings["feather"] = feather
     app, how = None, ""
     if wanted is not None:
-        app, how = edit.painter(wanted, model or starter.folder("pictures"), fill, variant=variant, threads=threads)
+        home = model or in_use.folder("pictures")
+        app, how = edit.painter(wanted, lambda: DiffusionApp(home, variant=variant, threads=threads), fill)
         settings |= {"fill": "painted" if app else "smooth"} if wanted.kind == "remove" else {}
     shown = masks.overlay(picture, selection)
     beside = {name: target.with_name(f"{target.stem}_{name}.png") for name in ("overlay", "mask", "sheet")}
@@ -102,10 +112,24 @@ def command(
 
     # The overlay comes first, so that it can be looked at while a model paints.
     save(shown, beside["overlay"])
-    console.remark(f"selected: {selection.hard.mean():.1%} of the picture, within {selection.box}")
+    sure = "" if selection.sure is None else f", {selection.sure:.0%} sure"
+    console.remark(f"selected: {selection.hard.mean():.1%} of the picture, within {selection.box}{sure}")
     if how:
         console.remark(how)
-    told = {"written": written, "selected": float(selection.hard.mean()), "box": selection.box, "settings": settings}
+    if selection.doubt and wanted is not None and not anyway:
+        raise OpsmithError(
+            f"nothing was changed: {selection.doubt}",
+            f"look at {beside['overlay']}; --anyway takes it, or try other words, --threshold, --box or --mask",
+        )
+    if selection.doubt:
+        console.remark(f"note: {selection.doubt}")
+    told = {
+        "written": written,
+        "selected": float(selection.hard.mean()),
+        "box": selection.box,
+        "sure": selection.sure,
+        "settings": settings,
+    }
     if wanted is None:
         save(selection.image, beside["mask"])
         console.answer(told, lambda: None)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from opsmith.cli import console
+from opsmith.errors import OpsmithError
 from opsmith.measure.units import size
 
 PANEL = "Applications"
@@ -29,7 +30,7 @@ EXAMPLES = (
 
 
 def command(
-    prompt: Annotated[str, typer.Argument(help="What the picture shows.")],
+    prompt: Annotated[str | None, typer.Argument(help="What the picture shows.")] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The PNG to write; several get a number.", dir_okay=False)
     ] = Path("picture.png"),
@@ -63,16 +64,23 @@ def command(
     ] = False,
     low_memory: Annotated[bool, typer.Option("--low-memory", help="Keep one component in memory at a time.")] = False,
     threads: Annotated[int | None, typer.Option("--threads", help="Threads of the sessions.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Say what the starter model can draw.")] = False,
 ) -> None:
     """Make pictures from a prompt."""
+    if listed:
+        _list(model)
+        return
+    if prompt is None:
+        raise OpsmithError("a prompt is needed", 'opsmith imagine "a red apple"; --list says what the starter draws')
     from opsmith import machine, progress
     from opsmith.pipelines import pictures
     from opsmith.pipelines.diffusion import DiffusionApp, Preview
+    from opsmith.starter import in_use
 
     pictures.check_target(out)
     start = pictures.read(init) if init else None
     area = pictures.read(mask, "L") if mask else None
-    app = DiffusionApp(model or _starter(), variant=variant, threads=threads, low_memory=low_memory)
+    app = DiffusionApp(model or in_use.folder("pictures"), variant=variant, threads=threads, low_memory=low_memory)
     with machine.only_memory_that_is_there(), progress.task("imagine", total=100) as step:
         before = time.perf_counter()
 
@@ -146,7 +154,10 @@ def _steps(told: dict[str, Any]) -> str:
     return f"{count} steps" if pictures == 1 else f"{count} steps for {pictures} pictures"
 
 
-def _starter() -> Path:
+def _list(model: Path | None) -> None:
     from opsmith import starter
 
-    return starter.folder("pictures")
+    if model is not None:
+        raise OpsmithError(f"{model} does not say what it can draw", "--list is about the starter model; try any words")
+    for kind, words in starter.draws().items():
+        print(f"{kind}: {', '.join(words)}")

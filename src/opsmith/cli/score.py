@@ -118,14 +118,14 @@ def pictures_command(
     threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
 ) -> None:
     """CLIP score of pictures, and their distance from the first variant's pictures of the same seeds."""
-    from opsmith import starter
     from opsmith.measure import score_pictures as scoring
     from opsmith.pipelines import pictures
+    from opsmith.starter import in_use
 
     if sheet is not None and sheet.suffix.lower() != ".png":
         raise OpsmithError(f"{sheet} does not end in .png")
     rows = scoring.score_pictures(
-        model or starter.folder("pictures"),
+        model or in_use.folder("pictures"),
         variants,
         prompt or ["a red apple", "a cat on a blue background", "a green frog beside a castle"],
         seeds=range(seeds),

@@ -99,9 +99,9 @@ def command(
 
 
 def _starter() -> str:
-    from opsmith import starter
+    from opsmith.starter import in_use
 
     try:
-        return str(starter.folder("writer"))
+        return str(in_use.folder("writer"))
     except (AttributeError, KeyError, OpsmithError) as error:
         raise OpsmithError("this installation has no starter writer", "name a text model with --model") from error

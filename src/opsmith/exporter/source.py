@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fnmatch
 import json
 import re
 import tempfile
@@ -41,6 +42,7 @@ VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 _UNUSED_WEIGHTS = ["*.fp16.*", "*.bf16.*", "*non_ema*", "safety_checker/*.safetensors", "onnx/*", "openvino/*"]
+_PIPELINE_WEIGHTS = [f"{part}/*.safetensors" for part in ("text_encoder", "unet", "vae")]
 _KNOWN = Path(__file__).parent / "known"
 _OTHER_NAMES = {  # ids from before the hub's namespaces, and ids that moved -> the id of the known config
     "gpt2": "openai-community/gpt2",
@@ -141,6 +143,16 @@ def _known(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
+def pipeline_files(names: Sequence[str]) -> list[str]:
+    """Those of a pipeline's files on the hub that an export fetches; patterns mean what the hub's client means by them."""
+
+    def matches(name: str, patterns: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+    wanted = [*_SMALL_FILES, *_PIPELINE_WEIGHTS]
+    return [name for name in names if matches(name, wanted) and not matches(name, _UNUSED_WEIGHTS)]
+
+
 def _download(name: str, *, random: bool, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
@@ -154,10 +166,7 @@ def _download(name: str, *, random: bool, revision: str | None) -> Path:
         if random:
             return folder
         pipeline = (folder / "model_index.json").is_file()
-        weights = (
-            [f"{part}/*.safetensors" for part in ("text_encoder", "unet", "vae")] if pipeline else ["*.safetensors"]
-        )
-        return get([*_SMALL_FILES, *weights])
+        return get([*_SMALL_FILES, *(_PIPELINE_WEIGHTS if pipeline else ["*.safetensors"])])
     except KeyboardInterrupt:
         raise
     except Exception as error:

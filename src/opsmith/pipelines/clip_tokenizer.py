@@ -7,12 +7,14 @@ tokens.padded("a red apple", 77)   -> 77 ids: start, words, end, padding
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from opsmith.errors import OpsmithError
 from opsmith.pipelines.tokenizer import encode, load_tokenizer
 
+SMALL_WORLD = 5000  # entries; CLIP's own has 49408
 START, END = "<|startoftext|>", "<|endoftext|>"
 
 # Contractions, runs of letters, single digits, runs of anything else that is no space.
@@ -39,6 +41,17 @@ class ClipTokenizer:
     def words(self, text: str) -> list[int]:
         """The ids of the text alone."""
         return encode(self.inner, text, special=False)
+
+    def unknown(self, text: str) -> list[str]:
+        """Words that the text encoder has never met, where that can be told.
+
+        A tokenizer of few entries was made from the words of a small world, each of which it holds whole: what it has to
+        spell in pieces is new to it. One of many entries spells rare words in pieces that its model has met.
+        """
+        if self.inner.get_vocab_size() > SMALL_WORLD:
+            return []
+        found = dict.fromkeys(re.findall(r"[^\W\d_]+", text.lower()))
+        return [word for word in found if len(self.words(word)) > 1]
 
     def enclosed(self, text: str, longest: int) -> tuple[list[int], bool]:
         """start, text, end; and whether the text had to be cut to fit into LONGEST ids."""

@@ -56,7 +56,7 @@ def create_stable_diffusion(
             raise OpsmithError(f"{given} is exported already and is compiled where it is", "leave folder= away")
         home = given
     else:
-        home = Path(folder) if folder is not None else settings.cache_folder("pipelines") / _key(source)
+        home = Path(folder) if folder is not None else cached_home(source)
         if not (home / "model_index.json").is_file():
             opsmith.export(source, home)
     compile_components(home, search=search, regions=regions, precision=precision)
@@ -88,6 +88,11 @@ def compile_components(
             made = store.read_record(dest / "model.onnx").get("options") or {}
             if {k: made.get(k, "fp32" if k == "precision" else None) for k in wanted} != wanted:
                 opsmith.compile(plain[-1], dest, search=search, regions=regions, precision=precision)
+
+
+def cached_home(source: str | os.PathLike[str]) -> Path:
+    """Where the pipeline that is exported from SOURCE is kept."""
+    return settings.cache_folder("pipelines") / _key(source)
 
 
 def _key(source: str | os.PathLike[str]) -> str:

@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -264,6 +264,7 @@ class DiffusionApp:
             raise OpsmithError(f"the seed {seed} is negative", "give 0 or more")
         self._check_memory(job, min(batch, n))
         states, remarks = self._encode_text(job)
+        remarks += self.unknown_remarks(prompt)
         if job.padded != (job.height, job.width):
             remarks.append(
                 f"the UNet halves its input {self.halved.bit_length() - 1} times, so the picture was made at "
@@ -452,6 +453,21 @@ class DiffusionApp:
             output = free + job.guidance * (told - free)
         return np.asarray(output)
 
+    def unknown_remarks(self, prompt: str) -> list[str]:
+        """A line if PROMPT has words that the pipeline was never shown, where that can be told."""
+        return [unknown_remark(words)] if (words := self.tokenizer.unknown(prompt)) else []
+
+    def step_feed(self, prompt: str) -> dict[str, Array]:
+        """What the UNet reads in the middle of a guided picture of the pipeline's own size, for those who time it."""
+        source = np.random.default_rng(0)
+        rows = [self.tokenizer.padded(text, self.text_length)[0] for text in ("", prompt)]
+        shape = (2, self.unet_channels, self.native[0] // self.factor, self.native[1] // self.factor)
+        return {
+            "sample": source.standard_normal(shape, dtype=np.float32),
+            "timestep": np.array([500]),
+            "encoder_hidden_states": self._run("text_encoder", {"input_ids": np.array(rows, np.int64)}),
+        }
+
     def _encode_picture(self, picture: Array, source: Noise, job: _Job) -> Array:
         """[3,H,W] -> the mean latent [4,h,w]; with torch noise a sample of the distribution, as diffusers takes."""
         moments = self._run("vae_encoder", {"sample": picture[None].astype(np.float32)}).astype(np.float32)
@@ -501,6 +517,15 @@ _DTYPES = {
 
 def _too_large(name: str) -> OpsmithError:
     return OpsmithError(f"not enough memory for the {name} at this size", "choose a smaller size or a smaller batch")
+
+
+def unknown_remark(words: Sequence[str]) -> str:
+    return f"this model was never shown {_listed(words)}: the picture may show something else"
+
+
+def _listed(words: Sequence[str]) -> str:
+    quoted = [repr(word) for word in words[:6]] + (["more"] if len(words) > 6 else [])
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}"
 
 
 def _hash(path: Path) -> str:

@@ -6,12 +6,12 @@ edited = edit(picture, mask, grammar.parse("make it blue"))
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFilter
 
-from opsmith import store
 from opsmith.errors import OpsmithError
 from opsmith.pipelines import masks
 from opsmith.pipelines.diffusion import Callback, DiffusionApp, Generated
@@ -20,6 +20,7 @@ from opsmith.pipelines.masks import Mask
 
 Array = np.ndarray[Any, Any]
 
+PAINTED = ("replace", "remove")  # changes that a pipeline paints
 FILLS = ("painted", "smooth")
 # How strongly a UNet that only blends latents paints over what was filled. One that sees the mask was trained to continue the
 # surroundings and starts from noise; others put a new thing there: on the starter's held-out scenes the root mean
@@ -80,14 +81,9 @@ def edit(
 
 
 def painter(
-    change: Change,
-    folder: store.PathLike,
-    fill: str | None = None,
-    *,
-    variant: str | None = None,
-    threads: int | None = None,
+    change: Change, pipeline: Callable[[], DiffusionApp], fill: str | None = None
 ) -> tuple[DiffusionApp | None, str]:
-    """The pipeline in FOLDER if CHANGE needs it, and for `remove` a line that says how the place is filled.
+    """The PIPELINE if CHANGE needs it, and for `remove` a line that says how the place is filled.
 
     FILL is "painted", "smooth", or None: painted if the pipeline can paint into a picture.
     """
@@ -95,9 +91,9 @@ def painter(
         raise OpsmithError(f"the filling {fill!r} is unknown", " or ".join(FILLS))
     if change.kind == "remove" and fill == "smooth":
         return None, "filled from the surroundings"
-    if change.kind not in ("replace", "remove"):
+    if change.kind not in PAINTED:
         return None, ""
-    app = DiffusionApp(folder, variant=variant, threads=threads)
+    app = pipeline()
     if change.kind == "replace":
         app.check_paints()
         return app, ""

@@ -22,6 +22,7 @@ from opsmith.errors import OpsmithError
 from opsmith.starter.vocabulary import BACKGROUNDS as BACKGROUNDS
 from opsmith.starter.vocabulary import OBJECTS as OBJECTS
 from opsmith.starter.vocabulary import PLAIN as PLAIN
+from opsmith.starter.vocabulary import PLAIN_PHRASES, SETTING_PHRASES, SIZES
 from opsmith.starter.vocabulary import TINTS as TINTS
 
 NAMES: tuple[str, ...] = ("pictures", "writer", "masks", "clip")
@@ -35,6 +36,17 @@ def folder(name: str) -> Path:
     if not path.is_dir():
         raise OpsmithError(f"the starter model {name!r} is not in this installation", "install opsmith again")
     return path
+
+
+def draws() -> dict[str, list[str]]:
+    """What the picture model can draw, as prompts say it."""
+    plain = [PLAIN_PHRASES[0].format(colour=colour).replace("a orange", "an orange") for colour in PLAIN]
+    return {
+        "things": list(OBJECTS),
+        "colours": list(TINTS),
+        "sizes": [words[0] for words in SIZES.values() if words],
+        "places": [*(phrases[0] for phrases in SETTING_PHRASES.values()), *plain],
+    }
 
 
 def writer_prompt(keyword: str) -> str:

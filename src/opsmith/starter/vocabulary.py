@@ -3,8 +3,9 @@
     vocabulary.OBJECTS      40 things that can stand in a picture
     vocabulary.TINTS        the colours a thing can be painted in (or none: its natural colours)
     vocabulary.BACKGROUNDS  10 plain colours and 4 settings
+    vocabulary.SIZES, PLAIN_PHRASES, SETTING_PHRASES   how captions say sizes and backgrounds
 
-How captions say them: training/phrases.py. A caption of other words is no error, but the models have never seen them.
+The other words of captions: training/phrases.py. A caption of other words is no error, but the models have never seen them.
 """
 
 # name -> file name of the emoji in emoji-datasource-google (unified code point, lower case)
@@ -83,3 +84,23 @@ PLAIN: dict[str, tuple[int, int, int]] = {
 }
 SETTINGS: tuple[str, ...] = ("sky", "grass", "sea", "night")
 BACKGROUNDS: tuple[str, ...] = (*PLAIN, *SETTINGS)
+
+# small / (medium, unsaid) / big, and the words that say so
+SIZES: dict[str, tuple[str, ...]] = {
+    "small": ("small", "little", "tiny"),
+    "medium": (),
+    "big": ("big", "large", "huge"),
+}
+
+# What a background is called; {colour} stands for the name of a plain one.
+PLAIN_PHRASES: tuple[str, ...] = (
+    "on a {colour} background",
+    "against a {colour} background",
+    "in front of a {colour} wall",
+)
+SETTING_PHRASES: dict[str, tuple[str, ...]] = {
+    "sky": ("in the sky", "high in the blue sky", "among the clouds"),
+    "grass": ("on the grass", "in a green meadow", "on a grassy field"),
+    "sea": ("on the sea", "out at sea", "on the waves"),
+    "night": ("at night", "under the stars", "in the night sky"),
+}

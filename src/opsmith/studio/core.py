@@ -10,29 +10,41 @@ import dataclasses
 import io
 import secrets
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from opsmith import settings
 from opsmith.errors import OpsmithError
 from opsmith.pipelines import edit, grammar, masks, pictures
-from opsmith.pipelines.diffusion import Callback, DiffusionApp, Generated
+from opsmith.pipelines.diffusion import Callback, Cancelled, DiffusionApp, Generated
 from opsmith.pipelines.prompts import write_prompts
 from opsmith.pipelines.shared import SLOTS
 from opsmith.studio.album import Album, Picture
+from opsmith.studio.forge import Progress
 from opsmith.studio.jobs import EVERYONE, FINISHED, Job, Jobs
 from opsmith.studio.metrics import Metrics
-from opsmith.studio.models import Models, run_opsmith
+from opsmith.studio.models import Models
+from opsmith.studio.pipelines import Pipelines
 from opsmith.studio.uploads import Limits
+from opsmith.studio.verbs import run_opsmith
 
 # Jobs that each does at a time. light: selections and edits that need no picture model. Texts share the steps of the writer.
 WORKERS = {"pictures": 1, "writer": SLOTS, "embedder": 1, "light": 1, "forge": 1}
 LARGEST = 1024  # pixels of a side
 MOST = 8  # pictures of one request
+LONGEST = 2000  # characters of a prompt
 REPORT_SECONDS = 12
+
+
+class Wrong(OpsmithError):
+    """A value that cannot be. FIELD is its name in the request, so that the page can say it there."""
+
+    def __init__(self, field: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.field = field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,24 +64,25 @@ class Wish:
     def checked(self, models: Models) -> Wish:
         """With defaults filled in; a wish that cannot be granted is refused before it waits in the queue."""
         if not self.prompt.strip():
-            raise OpsmithError("the prompt is empty", "say what the picture shows")
-        if len(self.prompt) > 2000 or len(self.negative) > 2000:
-            raise OpsmithError("the prompt is longer than 2000 characters")
+            raise Wrong("prompt", "the prompt is empty", "say what the picture shows")
+        for field in ("prompt", "negative"):
+            if len(getattr(self, field)) > LONGEST:
+                raise Wrong(field, f"the prompt is longer than {LONGEST} characters")
         if not 1 <= self.steps <= 150:
-            raise OpsmithError(f"{self.steps} steps are not possible", "1 to 150")
+            raise Wrong("steps", f"{self.steps} steps are not possible", "1 to 150")
         if not 1 <= self.n <= MOST:
-            raise OpsmithError(f"{self.n} pictures at once are not possible", f"1 to {MOST}")
+            raise Wrong("n", f"{self.n} pictures at once are not possible", f"1 to {MOST}")
         guidance = self.guidance if self.guidance is not None else models.guidance
         if not 0 <= guidance <= 30:
-            raise OpsmithError(f"a guidance of {guidance} is not possible", "0 to 30; 1 is none")
+            raise Wrong("guidance", f"a guidance of {guidance} is not possible", "0 to 30; 1 is none")
         width, height = self.width or models.native[0], self.height or models.native[1]
-        for side in (width, height):
+        for field, side in (("width", width), ("height", height)):
             if side % 8 or not 8 <= side <= LARGEST:
-                raise OpsmithError(f"{width}x{height} is not possible", f"multiples of 8 up to {LARGEST}")
+                raise Wrong(field, f"{width}x{height} is not possible", f"multiples of 8 up to {LARGEST}")
         if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise OpsmithError(f"the seed {self.seed} is not possible", "0 or more")
+            raise Wrong("seed", f"the seed {self.seed} is not possible", "0 or more")
         if self.variant is not None and self.variant not in (names := [c.name for c in models.variants()]):
-            raise OpsmithError(f"there is no variant {self.variant!r}", f"there are: {', '.join(names)}")
+            raise Wrong("variant", f"there is no variant {self.variant!r}", f"there are: {', '.join(names)}")
         seed = self.seed if self.seed is not None else secrets.randbelow(2**31)
         return dataclasses.replace(self, guidance=guidance, width=width, height=height, seed=seed)
 
@@ -77,6 +90,7 @@ class Wish:
 class Studio:
     def __init__(self, models: Models, folder: Path, limits: Limits | None = None) -> None:
         self.models = models
+        self.pipelines = Pipelines(models.given["pictures"])
         self.album = Album(folder)
         self.limits = limits or Limits()
         self.jobs = Jobs(WORKERS)
@@ -87,7 +101,7 @@ class Studio:
     def ideas(self, owner: str, keyword: str, n: int = 3, seed: int | None = None) -> Job:
         words = " ".join(keyword.split())
         if not words or len(words) > 200:
-            raise OpsmithError("the idea is empty" if not words else "the idea is longer than 200 characters")
+            raise Wrong("keyword", "the idea is empty" if not words else "the idea is longer than 200 characters")
         chosen = seed if seed is not None else secrets.randbelow(2**31)
 
         def work(job: Job) -> dict[str, Any]:
@@ -152,42 +166,70 @@ class Studio:
             self.jobs.news("models")
         return made
 
-    def warm_up(self, variants: Sequence[str] | None = None) -> Job:
-        """Load the picture model and measure its speed while nobody waits; gives way to the first real job."""
+    def warm_up(self) -> Job:
+        """Load the models and measure their speed while nobody waits; gives way to the first real job."""
 
         def work(job: Job) -> dict[str, Any]:
-            for choice in self.models.variants():
-                if choice.name in variants if variants is not None else choice.name == self.models.best():
-                    app = self.load(job, choice.name)
-                    if choice.seconds_per_step is None:
-                        self.generate(job, app, Wish("a picture", steps=8, seed=0).checked(self.models))
+            best = next(c for c in self.models.variants() if c.name == self.models.best())
+            app = self.load(job, best.name)
+            if best.seconds_per_step is None:
+                self.generate(job, app, Wish("a picture", steps=8, seed=0).checked(self.models))
             self.models.writer()
+            job.tell()
             self.models.segmenter()
+            self.models.forge.probe()
             self.jobs.news("models")
+            job.tell()
+            if self.models.untimed():
+                self.models.time_variants(job.stop.is_set)
+                self.jobs.news("models")
             return {}
 
         return self.jobs.submit("pictures", "warm-up", "", work, background=True)
+
+    # --- models ------------------------------------------------------------------------------------------
+
+    def use(self, source: str) -> Job:
+        """Another picture model, for all browsers. Pictures that wait already are made with it."""
+        folder = self.pipelines.folder(source)
+
+        def work(job: Job) -> dict[str, Any]:
+            self.models.use(folder)
+            self.jobs.news("models")
+            self.warm_up()
+            return {}
+
+        return self.jobs.submit("pictures", "model", EVERYONE, work, title=source)
+
+    def add(self, source: str) -> Job:
+        """A pipeline folder joins the list at once; a model in Hugging Face's layout, or on its hub, is exported before."""
+
+        def work(job: Job) -> dict[str, Any]:
+            job.tell(note=f"exporting {source}")
+            folder = self.pipelines.add(source, job.stop.is_set)
+            self.jobs.news("models")
+            return {"pipeline": str(folder)}
+
+        return self.jobs.submit("forge", "add", EVERYONE, work, title=source)
 
     # --- 3 select ----------------------------------------------------------------------------------------
 
     def select(self, owner: str, picture: Picture, words: str, threshold: float) -> Job:
         image = pictures.read(picture.path)
         if not words.strip() or len(words) > 200:
-            raise OpsmithError("what to select is empty", "name a thing in the picture")
+            raise Wrong("words", "what to select is empty", "name a thing in the picture")
         if not 0 < threshold <= 1:
-            raise OpsmithError(f"a threshold of {threshold} is not possible", "above 0, at most 1")
+            raise Wrong("threshold", f"a threshold of {threshold} is not possible", "above 0, at most 1")
 
         def work(job: Job) -> dict[str, Any]:
-            soft = self.models.segmenter().find(image, words)
-            best = float(soft.max())
-            if best < threshold:
-                raise OpsmithError(
-                    f"nothing like {words!r} was found: the best match has {best:.0%}, {threshold:.0%} are asked for",
-                    "try other words, a lower threshold, or the brush",
-                )
-            area = masks.clean(soft, threshold, 0)
+            area = masks.from_words(image, words, self.models.segmenter(), threshold, feather=0)
             mask = Image.fromarray(area.hard.astype(np.uint8) * 255)
-            return {"mask": _data_url(mask), "share": float(area.hard.mean()), "best": best}
+            return {
+                "mask": _data_url(mask),
+                "share": float(area.hard.mean()),
+                "sure": area.sure,
+                "doubt": area.doubt,
+            }
 
         return self.jobs.submit("light", "select", owner, work, title=words)
 
@@ -209,17 +251,22 @@ class Studio:
     ) -> Job:
         """MASK is white where the picture changes."""
         image = pictures.read(picture.path)
-        wanted = grammar.parse(change)
+        try:
+            wanted = grammar.parse(change)
+        except OpsmithError as error:
+            raise Wrong("change", error.message, error.hint) from error
         if mask.size != image.size:
             raise OpsmithError(f"the mask is {mask.width}x{mask.height}, the picture {image.width}x{image.height}")
         area = masks.clean(np.asarray(mask.convert("L"), np.float32) / 255, 0.5, feather, smallest=0.0, min_area=0)
         if not area.hard.any():
-            raise OpsmithError("nothing is selected", "type what to edit, or brush over it")
-        paints = wanted.kind == "replace"
+            raise Wrong("mask", "nothing is selected", "type what to edit, click it, or brush over it")
+        paints = wanted.kind in edit.PAINTED
         asked = Wish(change, steps=steps, guidance=guidance, seed=seed, variant=variant).checked(self.models)
 
         def work(job: Job) -> dict[str, Any]:
-            app = self.load(job, asked.variant) if paints else None
+            app, how = edit.painter(wanted, lambda: self.models.app(asked.variant))
+            if app is not None:
+                app = self.load(job, asked.variant)
             edited, made = edit.edit(
                 image,
                 area,
@@ -242,7 +289,8 @@ class Studio:
                 note |= {k: made.settings[0][k] for k in ("prompt", "seed", "steps", "guidance", "variants")}
             settings = {**picture.settings, "studio": "edited", "edits": [*picture.settings.get("edits", []), note]}
             kept = self.album.add(edited, settings, owner, "edited", picture)
-            return {"pictures": [kept.describe()], **(_times(made) if made else {})}
+            remarks = [how] if how else []
+            return {"pictures": [kept.describe()], "remarks": remarks, **(_times(made) if made else {})}
 
         return self.jobs.submit("pictures" if paints else "light", "edit", owner, work, title=change)
 
@@ -280,21 +328,44 @@ class Studio:
 
         return self.jobs.submit("pictures", "compare", owner, work, title=asked[0].prompt)
 
-    def compile(self) -> Job:
+    def compile(self, precision: str = "fp32") -> Job:
         """All browsers see it; who asks again gets the one that is under way."""
+        if precision not in settings.PRECISIONS:
+            raise Wrong("precision", f"the precision {precision!r} is unknown", " or ".join(settings.PRECISIONS))
         for job in self.jobs.of(EVERYONE):
             if job.kind == "compile" and job.state not in FINISHED:
                 return job
 
         def work(job: Job) -> dict[str, Any]:
-            remarks = self.models.compile(
-                lambda done, total, note: job.tell(step=done, total=total, note=note), job.stop.is_set
-            )
+            def show(now: Progress) -> None:
+                job.left = now.seconds_left
+                job.tell(step=round(1000 * now.share), total=1000, note=now.note)
+
+            remarks = self.models.compile(precision, show, job.stop.is_set)
+            job.left = None
+            job.tell(step=1000, note="timing all variants, in turn")
+            try:
+                self.models.time_variants(job.stop.is_set)
+            except Cancelled:
+                raise
+            except OpsmithError as error:
+                remarks.append(f"the variants could not be timed: {error}")
             self.jobs.news("models")
-            self.warm_up([c.name for c in self.models.variants()])
+            self.warm_up()  # loads what was compiled, and times again if the machine was busy
             return {"remarks": remarks}
 
         return self.jobs.submit("forge", "compile", EVERYONE, work, title="compile for this machine")
+
+    def time_variants(self) -> Job:
+        """All variants of the picture model in turn, while no picture is made."""
+
+        def work(job: Job) -> dict[str, Any]:
+            job.tell(note="timing all variants, in turn")
+            self.models.time_variants(job.stop.is_set)
+            self.jobs.news("models")
+            return {}
+
+        return self.jobs.submit("pictures", "time", EVERYONE, work, title="timing")
 
     def report(self, part: str) -> Job:
         target = self.models.report_file(part)

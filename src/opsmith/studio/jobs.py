@@ -55,6 +55,7 @@ class Job:
     step: int = 0
     total: int = 0
     note: str = ""
+    left: float | None = None  # seconds, where the work knows it itself
     texts: list[str] = dataclasses.field(default_factory=list)
     preview: bytes | None = None
     preview_number: int = 0
@@ -107,6 +108,8 @@ class Job:
 
     @property
     def seconds_left(self) -> float | None:
+        if self.state == "running" and self.left is not None:
+            return self.left
         if self.state != "running" or self.step < 2 or not self._first_step:
             return None
         return max(0.0, (time.time() - self._first_step) / (self.step - 1) * (self.total - self.step))
@@ -118,6 +121,7 @@ class Job:
             "kind": self.kind,
             "title": self.title,
             "state": self.state,
+            "stopping": self.state not in FINISHED and self.stop.is_set(),
             "position": position,
             "step": self.step,
             "total": self.total,
@@ -219,9 +223,13 @@ class Jobs:
             self._changed(other)
 
     def forget(self, job: Job) -> None:
+        """A job that has ended leaves the list; watchers hear of it as `gone ID`."""
         with self._turn:
-            if job.state in FINISHED:
-                self._all.pop(job.id, None)
+            if job.state not in FINISHED or self._all.pop(job.id, None) is None:
+                return
+        for watcher in tuple(self._watchers):
+            if watcher.wanted(job):
+                watcher.mark(f"gone {job.id}", None)
 
     def get(self, identity: str) -> Job | None:
         return self._all.get(identity)

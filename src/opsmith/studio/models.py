@@ -1,27 +1,14 @@
-"""The models of a studio: where they lie, which variants they have, how fast each was measured, and the loaded sessions.
-
-The starter models lie inside the package, which may be read-only. What is compiled of them is kept in the user's cache,
-under a hash of the files, together with a copy of them: `opsmith bench` and `opsmith report` then see both variants.
-"""
+"""The models of a studio: where they lie, which variants they have, how fast each is, and the loaded sessions."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import json
-import os
-import shutil
-import statistics
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from opsmith import session, settings, starter, store
-from opsmith._version import __version__
 from opsmith.errors import OpsmithError
 from opsmith.pipelines.diffusion import COMPONENTS, DiffusionApp
 from opsmith.pipelines.embed import TextEncoder
@@ -29,6 +16,9 @@ from opsmith.pipelines.masks import Segmenter
 from opsmith.pipelines.prompts import Style, style_of
 from opsmith.pipelines.shared import SharedWriter
 from opsmith.pipelines.text import TextGenerator
+from opsmith.starter import in_use
+from opsmith.studio.forge import Forge, Part, Tell
+from opsmith.studio.speeds import Speeds
 
 SMALL = 500 * 2**20  # pipelines of which two variants may stay loaded
 
@@ -39,7 +29,10 @@ class Choice:
 
     name: str
     compiled: bool
+    precision: str  # what its products compute in; "" if it was not compiled
     seconds_per_step: float | None  # measured here, at the model's own size, with guidance
+    together: bool  # measured in turn with all other variants: they may be compared
+    busy: bool  # while other programs used the CPU
 
 
 class Models:
@@ -55,43 +48,55 @@ class Models:
         self.threads = threads if threads is not None else settings.get().threads
         self.given = {"pictures": pictures, "writer": writer, "masks": masks}
         self.given_embedder = embedder
+        self.forge = Forge(settings.cache_folder("studio") / "forge.json")
         self._lock = threading.Lock()
         self._apps: dict[str, DiffusionApp] = {}
         self._writer: TextGenerator | None = None
         self._shared: SharedWriter | None = None
         self._segmenter: Segmenter | None = None
         self._embedder: TextEncoder | None = None
-        self._speeds = _read_json(self._speed_file)
+        self._speeds = Speeds(settings.cache_folder("studio") / "speeds.json")
         for name, folder in {**self.given, "embedder": embedder}.items():
             if folder is not None and not folder.is_dir():
                 raise OpsmithError(f"the {name} folder {folder} does not exist")
-        first = DiffusionApp(self.home("pictures"), variant=self.variants()[0].name)  # reads configs, loads no session
+        self._read()
+
+    def use(self, pictures: Path | None) -> None:
+        """Another picture model. Called by the pictures worker only; if it cannot be used, the one before stays."""
+        before = self.given["pictures"]
+        self.given["pictures"] = pictures
+        try:
+            self._read()
+        except OpsmithError:
+            self.given["pictures"] = before
+            self._read()
+            raise
+        for app in self._apps.values():
+            app.release()
+        self._apps.clear()
+
+    def _read(self) -> None:
+        """What the picture model's configs say; no session is loaded."""
+        first = DiffusionApp(self.home("pictures"), variant=self.variants()[0].name)
         self.native = (first.native[1], first.native[0])
         self.inpaints_only = first.unet_channels > first.latent_channels
         self.edits = "vae_encoder" in first.paths
         self.guidance = first.guidance
+        self.unknown_words = first.tokenizer.unknown
 
     # --- where they lie ----------------------------------------------------------------------------------
 
     def home(self, name: str) -> Path:
         """The folder in use: the one given, or the starter's, or its compiled copy in the cache."""
-        given = self.given[name]
-        if given is not None:
-            return given
-        copy = self._cache / name
-        return copy if copy.is_dir() else starter.folder(name)
-
-    @property
-    def _cache(self) -> Path:
-        return settings.cache_folder("studio") / _starter_key()
-
-    @property
-    def _speed_file(self) -> Path:
-        return settings.cache_folder("studio") / "speeds.json"
+        return self.given[name] or in_use.folder(name)
 
     def title(self, name: str) -> str:
         given = self.given[name]
         return given.resolve().name if given is not None else f"starter {name}"
+
+    def draws(self) -> dict[str, list[str]]:
+        """What the picture model can draw, where that is a small world that is known: the starter's."""
+        return starter.draws() if self.given["pictures"] is None else {}
 
     def parts(self) -> dict[str, Path]:
         """Model folders that can be compiled and measured: the pipeline's components, the writer, the mask finder."""
@@ -104,47 +109,55 @@ class Models:
 
     def variants(self) -> list[Choice]:
         """Of the picture model; originals first."""
+        found = self._stored()
+        keys = [self._speed_key(variant) for variant in found]
+        together = self._speeds.together(keys) if len(found) > 1 else None
+        choices = []
+        for key, variant in zip(keys, found):
+            seconds = together.seconds[key] if together else self._speeds.alone(key)
+            compiled = is_compiled(variant)
+            precision = store.precision_of(variant.path) if compiled else ""
+            busy = together is not None and together.busy
+            choices.append(Choice(variant.name, compiled, precision, seconds, together is not None, busy))
+        return sorted(choices, key=lambda c: c.compiled)
+
+    def _stored(self) -> Sequence[store.Variant]:
         home = self.home("pictures")
         if not (home / "unet").is_dir():
             raise OpsmithError(f"{home} is not a pipeline folder: it has no unet", "see docs/imagine.md")
-        choices = []
-        for variant in store.variants(home / "unet"):
-            speed = self._speeds.get(self._speed_key(variant.name))
-            choices.append(Choice(variant.name, _compiled(variant), speed))
-        if not choices:
+        found = store.variants(home / "unet")
+        if not found:
             raise OpsmithError(f"{home / 'unet'} has no variant")
-        return sorted(choices, key=lambda c: c.compiled)
+        return found
 
     def best(self) -> str:
-        """The variant to take when none is named: measured fastest, else the newest compiled one."""
+        """The variant to take when none is named: the fastest of those measured together, else the newest compiled one."""
         choices = self.variants()
-        timed = [c for c in choices if c.seconds_per_step is not None]
-        if len(timed) == len(choices):
-            return min(timed, key=lambda c: c.seconds_per_step or 0).name
+        if all(c.together for c in choices):
+            return min(choices, key=lambda c: c.seconds_per_step or 0).name
         return choices[-1].name
 
     def note_speed(self, variant: str, step_seconds: Sequence[float]) -> bool:
-        """Keep the median of a run at the model's own size, without its first step, which warms up.
+        """A picture of the model's own size was made. True if that is news."""
+        found = next((v for v in self._stored() if v.name == variant), None)
+        return found is not None and self._speeds.note(self._speed_key(found), step_seconds)
 
-        The lowest of all runs stays: other programs can only make a run slower. True if this one is it.
-        """
-        if len(step_seconds) < 4:
-            return False
-        key = self._speed_key(variant)
-        now = round(statistics.median(step_seconds[1:]), 5)
-        if now >= self._speeds.get(key, float("inf")):
-            return False
-        self._speeds[key] = now
-        with contextlib.suppress(OSError):  # a full disk costs the memory of a speed, not the picture
-            partial = self._speed_file.with_name(f".speeds.{os.getpid()}.tmp")
-            partial.write_text(json.dumps(self._speeds, indent=1), encoding="utf-8")
-            partial.replace(self._speed_file)
-        return True
+    def untimed(self) -> bool:
+        """Whether there are several variants that were not measured in turn, or only on a busy machine."""
+        choices = self.variants()
+        return len(choices) > 1 and any(not c.together or c.busy for c in choices)
 
-    def _speed_key(self, variant: str) -> str:
-        given = self.given["pictures"]
-        where = _starter_key() if given is None else str(given.resolve())
-        return f"{where} {variant} {self.threads or 'all'} threads"
+    def time_variants(self, stopped: Callable[[], bool]) -> None:
+        """All variants in turn, on the same input, in processes of their own."""
+        app = DiffusionApp(self.home("pictures"), variant=self.variants()[0].name, threads=self.threads)
+        feed = app.step_feed("a picture")
+        app.release()
+        self._speeds.measure({self._speed_key(v): v.folder for v in self._stored()}, feed, self.threads, stopped)
+
+    def _speed_key(self, variant: store.Variant) -> str:
+        where = self.given["pictures"]
+        home = in_use.key() if where is None else str(where.resolve())
+        return f"{home} {variant.name} {variant.path.stat().st_mtime_ns} {self.threads or 'all'} threads"
 
     # --- loaded ------------------------------------------------------------------------------------------
 
@@ -202,42 +215,29 @@ class Models:
 
     # --- forging -----------------------------------------------------------------------------------------
 
-    def uncompiled(self) -> list[str]:
-        return [name for name, folder in self.parts().items() if not any(map(_compiled, store.variants(folder)))]
+    def uncompiled(self, precision: str = "fp32") -> list[Part]:
+        """What has no compiled variant of this precision. Only pictures are made in bf16: text and masks are quick."""
+        parts = self.parts()
+        if precision != "fp32":
+            parts = {name: folder for name, folder in parts.items() if name in COMPONENTS}
+        found = []
+        for name, folder in parts.items():
+            variants = store.variants(folder)
+            compiled = [store.precision_of(v.path) for v in variants if is_compiled(v)]
+            plain = [v for v in variants if not is_compiled(v)]
+            if plain and precision not in compiled:
+                found.append(Part(name, plain[-1]))
+        return found
 
-    def compile(self, tell: Callable[[int, int, str], None], stopped: Callable[[], bool]) -> list[str]:
-        """Give every part a compiled variant; returns remarks on those that could not be compiled.
-
-        Each part is compiled by a process of its own: what the compiler needs of memory goes away with it, and it can
-        be ended at any time.
-        """
-        if any(folder is None for folder in self.given.values()):
-            self._copy_starter()
-        wanted = self.uncompiled()
-        remarks = []
-        for i, name in enumerate(wanted):
-            tell(i, len(wanted), f"compiling {name}")
-            original = store.variants(self.parts()[name])[-1]
-            dest = original.folder.with_name(f"{original.name}_compiled")
-            try:
-                run_opsmith(["compile", str(original.folder), str(dest)], stopped)
-            except OpsmithError as error:
-                if name == "unet":
-                    raise
-                remarks.append(f"{name} stays as it is: {error}")
-        tell(len(wanted), len(wanted), "compiled")
+    def compile(self, precision: str, tell: Tell, stopped: Callable[[], bool]) -> list[str]:
+        """Give every part a compiled variant; returns remarks on those that could not be compiled."""
+        for name, folder in self.given.items():
+            if folder is None:
+                in_use.copy(name)
+        remarks = self.forge.compile(self.uncompiled(precision), precision, tell, stopped, needed=("unet",))
         with self._lock:
             self._writer = self._shared = self._segmenter = None  # loaded again, compiled, when they are next needed
         return remarks
-
-    def _copy_starter(self) -> None:
-        self._cache.mkdir(parents=True, exist_ok=True)
-        for name, given in self.given.items():
-            target = self._cache / name
-            if given is None and not target.is_dir():
-                partial = self._cache / f".{name}.{os.getpid()}.tmp"
-                shutil.copytree(starter.folder(name), partial)
-                partial.rename(target)
 
     def report_file(self, part: str) -> Path:
         folder = self.parts().get(part)
@@ -249,60 +249,9 @@ class Models:
         return target / f"{part}.html"
 
 
-def run_opsmith(arguments: list[str], stopped: Callable[[], bool]) -> None:
-    """Run a verb in a process of its own; its one line of error becomes ours."""
-    from opsmith.pipelines.diffusion import Cancelled
-
-    process = subprocess.Popen(
-        [sys.executable, "-m", "opsmith", "--quiet", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        while True:
-            try:
-                _, words = process.communicate(timeout=0.2)
-                break
-            except subprocess.TimeoutExpired:
-                if stopped():
-                    raise Cancelled("cancelled") from None
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    if process.returncode:
-        lines = [line for line in words.strip().splitlines() if line.strip()]
-        raise OpsmithError(lines[-1].removeprefix("error: ") if lines else f"exit code {process.returncode}")
-
-
 def _folder_name(folder: Path | None) -> list[str]:
     return [] if folder is None else [folder.resolve().name]
 
 
-def _compiled(variant: store.Variant) -> bool:
+def is_compiled(variant: store.Variant) -> bool:
     return bool((variant.record.get("compiled") or {}).get("library"))
-
-
-def _starter_key() -> str:
-    """Of the version and of all starter models that the studio uses."""
-    digest = hashlib.sha256(__version__.encode())
-    for name in ("pictures", "writer", "masks"):
-        folder = starter.folder(name)
-        for file in sorted(f for f in folder.rglob("*") if f.is_file()):
-            stat = file.stat()
-            digest.update(f"{name}/{file.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}".encode())
-    return f"starter-{digest.hexdigest()[:16]}"
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -14,12 +14,15 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
+from opsmith import settings
 from opsmith.errors import OpsmithError
 from opsmith.pipelines import grammar
+from opsmith.pipelines.diffusion import unknown_remark
 from opsmith.studio import uploads
 from opsmith.studio.album import Picture
-from opsmith.studio.core import LARGEST, MOST, Studio, Wish
-from opsmith.studio.jobs import Job
+from opsmith.studio.core import LARGEST, LONGEST, MOST, Studio, Wish, Wrong
+from opsmith.studio.jobs import FINISHED, Job
+from opsmith.studio.pipelines import STARTER
 
 router = APIRouter(prefix="/api")
 HEARTBEAT = 15.0  # seconds of silence after which the stream says that it is alive
@@ -58,6 +61,18 @@ class Part(BaseModel):
     part: str
 
 
+class Words(BaseModel):
+    prompt: str = Field(max_length=LONGEST)
+
+
+class Source(BaseModel):
+    source: str = Field(max_length=1000)
+
+
+class Compiling(BaseModel):
+    precision: str = "fp32"
+
+
 def studio_of(request: Request) -> Studio:
     found: Studio = request.app.state.studio
     return found
@@ -81,7 +96,11 @@ def describe(studio: Studio) -> dict[str, Any]:
         "models": {name: models.title(name) for name in models.given},
         "variants": [dataclasses.asdict(c) for c in models.variants()],
         "best": models.best(),
-        "uncompiled": models.uncompiled(),
+        "draws": models.draws(),
+        "pipelines": [dataclasses.asdict(p) for p in studio.pipelines.all()],
+        "pipeline": str(given.resolve()) if (given := models.given["pictures"]) else STARTER,
+        "closed": studio.pipelines.closed,
+        "uncompiled": {p: _work(studio, p) for p in settings.PRECISIONS},
         "parts": parts,
         "native": models.native,
         "guidance": models.guidance,
@@ -92,6 +111,14 @@ def describe(studio: Studio) -> dict[str, Any]:
         "changes": grammar.KINDS,
         "upload": {"bytes": studio.limits.body, "pixels": studio.limits.pixels},
     }
+
+
+def _work(studio: Studio, precision: str) -> dict[str, Any] | None:
+    """What compiling would do, and how long it takes; None if it is done."""
+    parts = studio.models.uncompiled(precision)
+    if not parts:
+        return None
+    return {"parts": [part.name for part in parts], "seconds": studio.models.forge.estimate(parts)}
 
 
 def _started(studio: Studio, job: Job) -> JSONResponse:
@@ -124,6 +151,10 @@ async def _events(studio: Studio, owner: str) -> AsyncIterator[str]:
                     yield _event("job", studio.jobs.snapshot(job))
                 elif key == "models":
                     yield _event("models", describe(studio))
+                elif key.startswith("gone "):
+                    yield _event("gone", key.removeprefix("gone "))
+                elif key == owner:
+                    yield _event("gallery", [p.describe() for p in studio.album.of(owner)])
 
 
 def _event(name: str, data: Any) -> str:
@@ -205,6 +236,15 @@ def picture(request: Request, name: str, download: bool = False) -> Response:
     )
 
 
+@router.post("/pictures/{name}/delete")
+def delete(request: Request, name: str) -> dict[str, Any]:
+    """From the gallery and from the disk."""
+    studio, owner = studio_of(request), owner_of(request)
+    studio.album.delete(name, owner)
+    studio.jobs.news(owner)
+    return {"id": name}
+
+
 def _job(request: Request, name: str) -> Job:
     job = studio_of(request).jobs.get(name)
     if job is None or not job.shown_to(owner_of(request)):
@@ -232,11 +272,62 @@ def cancel(request: Request, name: str) -> dict[str, Any]:
     return studio.jobs.snapshot(found)
 
 
-@router.post("/compile")
-def compile_models(request: Request) -> JSONResponse:
+@router.post("/jobs/{name}/clear")
+def clear(request: Request, name: str) -> dict[str, Any]:
+    """A job that has ended leaves the gallery."""
+    found = _job(request, name)
+    if found.state not in FINISHED:
+        raise OpsmithError("this job has not ended yet", "cancel it first")
+    studio_of(request).jobs.forget(found)
+    return {"id": name}
+
+
+@router.post("/words")
+def words(request: Request, asked: Words) -> dict[str, Any]:
+    """Which words of a prompt the picture model was never shown, before the picture is made."""
+    owner_of(request)
+    unknown = studio_of(request).models.unknown_words(asked.prompt)
+    return {"unknown": unknown, "remark": unknown_remark(unknown) if unknown else ""}
+
+
+@router.post("/models/look")
+def look(request: Request, asked: Source) -> dict[str, Any]:
+    """Size and licence of a model, before anything is fetched."""
+    owner_of(request)
+    try:
+        return dataclasses.asdict(studio_of(request).pipelines.look(asked.source))
+    except OpsmithError as error:
+        raise Wrong("source", error.message, error.hint) from error
+
+
+@router.post("/models/add")
+def add_model(request: Request, asked: Source) -> JSONResponse:
     studio = studio_of(request)
     owner_of(request)
-    return _started(studio, studio.compile())
+    if studio.pipelines.closed:
+        raise Wrong("source", studio.pipelines.closed)
+    return _started(studio, studio.add(asked.source))
+
+
+@router.post("/models/use")
+def use_model(request: Request, asked: Source) -> JSONResponse:
+    studio = studio_of(request)
+    owner_of(request)
+    return _started(studio, studio.use(asked.source))
+
+
+@router.post("/compile")
+def compile_models(request: Request, asked: Compiling) -> JSONResponse:
+    studio = studio_of(request)
+    owner_of(request)
+    return _started(studio, studio.compile(asked.precision))
+
+
+@router.post("/time")
+def time_variants(request: Request) -> JSONResponse:
+    studio = studio_of(request)
+    owner_of(request)
+    return _started(studio, studio.time_variants())
 
 
 @router.post("/report")

@@ -38,7 +38,7 @@ from opsmith.studio import (
     uploads,
     waiting,
 )
-from opsmith.studio.core import Studio
+from opsmith.studio.core import Studio, Wrong
 from opsmith.studio.jobs import QueueFull
 
 PAGE = Path(__file__).with_name("page")
@@ -133,7 +133,8 @@ def _serve_page(app: FastAPI, guard: safety.Guard) -> None:
 def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(OpsmithError)
     async def ours(_: Request, error: OpsmithError) -> JSONResponse:
-        return JSONResponse(waiting.error_body(str(error), _code(error)), _status(error))
+        field = error.field if isinstance(error, Wrong) else None
+        return JSONResponse(waiting.error_body(str(error), _code(error), field), _status(error))
 
     @app.exception_handler(ValidationError)
     @app.exception_handler(RequestValidationError)
@@ -200,6 +201,8 @@ def run(
     number = listening.getsockname()[1]
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     address = f"http://{f'[{shown}]' if ':' in shown else shown}:{number}/"
+    if not safety.is_loopback(host):
+        studio.pipelines.closed = "models are added on the machine that runs the studio, with --model"
     app = make_app(studio, page=page, password=password, hosts=hosts, origins=origins)
     config = uvicorn.Config(
         app,

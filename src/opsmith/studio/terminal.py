@@ -88,6 +88,8 @@ def _picture(models: Models, album: Album, prompt: str, ask: Ask, say: Callable[
     except OpsmithError as error:
         say(f"  {error}")
         return None
+    for remark in made.remarks:
+        say(f"  {remark}")
     kept = album.add(made.images[0], {**made.settings[0], "studio": "made"}, OWNER, "made")
     say(f"  {kept.path} (seed {wish.seed}, {made.seconds:.1f} s, {app.variants['unet']})")
     return kept
@@ -102,16 +104,19 @@ def _edited(models: Models, album: Album, before: Picture, ask: Ask, say: Callab
     try:
         area = masks.from_words(image, words, models.segmenter())
         overlay = album.add(masks.overlay(image, area), {"of": before.path.name, "select": words}, OWNER, "selection")
-        say(f"  {area.hard.mean():.1%} of the picture; to look at: {overlay.path}")
+        doubt = f" ({area.doubt})" if area.doubt else ""
+        say(f"  {area.hard.mean():.1%} of the picture, {area.sure or 0:.0%} sure{doubt}; to look at: {overlay.path}")
         change = ask("What to do with it (make it blue, replace it with a pear, remove it ...; empty: nothing): ")
         if not change:
             return before
         wanted = grammar.parse(change)
-        app = models.app(None) if wanted.kind == "replace" else None
+        app, how = edit.painter(wanted, lambda: models.app(None))
         edited, _ = edit.edit(image, area, wanted, app=app, guidance=models.guidance, callback=_progress)
     except OpsmithError as error:
         say(f"  {error}")
         return before
+    if how:
+        say(f"  {how}")
     return _kept(album, edited, before, {"change": change, "kind": wanted.kind, "select": words}, say)
 
 

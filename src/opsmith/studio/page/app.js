@@ -6,6 +6,7 @@ import * as bench from "./bench.js";
 import * as edit from "./edit.js";
 import * as gallery from "./gallery.js";
 import * as make from "./make.js";
+import * as picker from "./picker.js";
 import * as stage from "./stage.js";
 
 function view(name, focus = false) {
@@ -35,7 +36,7 @@ $("theme").addEventListener("click", () => {
 addEventListener("keydown", (event) => {
   const command = event.ctrlKey || event.metaKey;
   const writing = event.target.matches("input:not([type=range]):not([type=radio]), textarea, select");
-  if ($("make").hidden) return;
+  if ($("make").hidden || document.querySelector("dialog[open]")) return;
   if (command && event.key === "Enter") make.make();
   else if (event.key === "Escape") stage.stop();
   else if (command && event.key.toLowerCase() === "s" && stage.current()) $("save").click();
@@ -46,6 +47,7 @@ addEventListener("keydown", (event) => {
 
 stage.init();
 make.init();
+picker.init();
 edit.init();
 gallery.init();
 bench.init();

@@ -1,27 +1,26 @@
 // Idea and picture: three prompts from a word, and the wish that becomes a picture.
 
-import { $, duration, el, toast } from "./dom.js";
+import { $, duration, el, right, say, toast, valid, wrong } from "./dom.js";
 import { ask, keep, news, start, state } from "./server.js";
+import * as chips from "./chips.js";
 import * as stage from "./stage.js";
 
+const NUMBERS = ["steps", "guidance", "width", "height", "number", "seed"];
+const FIELDS = { prompt: "prompt", negative: "negative", steps: "steps", guidance: "guidance", width: "width", height: "height", seed: "seed", n: "number", any: "prompt" };
+const MEMORY = "opsmith-wish"; // the prompt and settings outlive the page
+let memory = null;
+
 export function init() {
+  memory = JSON.parse(localStorage.getItem(MEMORY) ?? "null");
   $("idea-form").addEventListener("submit", suggest);
   $("picture-form").addEventListener("submit", make);
-  $("dice").addEventListener("click", () => { $("seed").value = ""; line(); });
+  $("picture-form").addEventListener("input", () => { line(); remember(); });
+  $("prompt").addEventListener("input", check);
+  $("dice").addEventListener("click", () => { $("seed").value = ""; right("seed"); line(); remember(); });
   $("reuse").addEventListener("click", () => restore(stage.current().settings));
-  $("settings").addEventListener("input", line);
+  $("settings").addEventListener("toggle", remember);
   news.addEventListener("models", models);
-  let first = true;
-  news.addEventListener("models", () => {
-    if (!first) return;
-    first = false;
-    const { native, guidance, largest, most } = state.models;
-    Object.assign($("width"), { value: native[0], max: largest });
-    Object.assign($("height"), { value: native[1], max: largest });
-    $("guidance").value = guidance;
-    $("number").max = most;
-    line();
-  });
+  chips.init(changed);
   drops();
 }
 
@@ -32,14 +31,14 @@ async function suggest(event) {
   const keyword = $("keyword").value.trim() || $("keyword").placeholder;
   $("keyword").value = keyword;
   $("suggest").disabled = true;
-  const cards = [0, 1, 2].map(() => el("button", { type: "button", className: "idea-card writing", disabled: true }));
+  const cards = [0, 1, 2].map(() => el("button", { type: "button", className: "idea-card writing", disabled: true, ariaLabel: "being written" }));
   $("ideas").replaceChildren(...cards);
   const job = await start("ideas", { keyword, n: 3 }, (now) => {
     now.texts.forEach((text, i) => { if (cards[i]) cards[i].textContent = text.trim(); });
-  });
+  }, { any: "keyword" });
   $("suggest").disabled = false;
   if (job?.state !== "done") {
-    if (job) toast(job.error || "The writer was stopped.");
+    if (job) wrong("keyword", job.error || "The writer was stopped.");
     $("ideas").replaceChildren();
     return;
   }
@@ -47,10 +46,12 @@ async function suggest(event) {
     const card = cards[i];
     card.textContent = text;
     card.disabled = false;
+    card.removeAttribute("aria-label");
     card.classList.remove("writing");
     card.addEventListener("click", () => {
       for (const other of cards) other.setAttribute("aria-pressed", other === card);
       $("prompt").value = text;
+      changed();
       $("prompt").focus();
     });
   });
@@ -78,11 +79,12 @@ export async function make(event) {
   event?.preventDefault();
   const asked = wish();
   if (!asked.prompt) {
-    toast("Say what the picture shows, or pick a suggestion.");
+    wrong("prompt", "Say what the picture shows, or pick a suggestion.");
     $("prompt").focus();
     return;
   }
-  const begun = await ask("pictures", asked);
+  if (!valid(NUMBERS)) return;
+  const begun = await ask("pictures", asked, FIELDS);
   if (!begun) return;
   state.jobs.has(begun.id) || state.jobs.set(begun.id, begun);
   if (matchMedia("(max-width: 760px)").matches) $("board").scrollIntoView({ behavior: "smooth", block: "start" });
@@ -95,12 +97,35 @@ export function restore(settings) {
   $("negative").value = settings.negative_prompt ?? "";
   for (const name of ["steps", "guidance", "width", "height", "seed"]) if (settings[name] != null) $(name).value = settings[name];
   $("number").value = (settings.index ?? 0) + 1; // picture number i of a seed is the last of i + 1
-  const variant = settings.variants?.unet;
+  choose(settings.variants?.unet);
+  $("settings").open = true;
+  for (const id of NUMBERS) right(id);
+  changed();
+  return true;
+}
+
+function choose(variant) {
   const radio = [...document.querySelectorAll("input[name=variant]")].find((input) => input.value === variant);
   if (radio) radio.checked = true;
-  $("settings").open = true;
+}
+
+// The prompt was changed by the page.
+function changed() {
+  right("prompt");
   line();
-  return true;
+  remember();
+  check();
+}
+
+// Words that the model was never shown are told before the picture is made.
+let asked = 0;
+async function check() {
+  const number = ++asked;
+  await new Promise((resolve) => setTimeout(resolve, 250));
+  if (number !== asked) return;
+  const prompt = $("prompt").value.trim();
+  const found = prompt ? await ask("words", { prompt }, { any: "prompt" }) : { remark: "" };
+  if (number === asked && found) say("unknown", found.remark && `${found.remark[0].toUpperCase()}${found.remark.slice(1)}.`);
 }
 
 function line() {
@@ -110,23 +135,61 @@ function line() {
   $("settings-line").textContent = parts.join(" · ");
 }
 
+function remember() {
+  if (!state.models) return;
+  const fields = Object.fromEntries(["prompt", "negative", ...NUMBERS].map((id) => [id, $(id).value]));
+  localStorage.setItem(MEMORY, JSON.stringify({ ...fields, variant: wish().variant, open: $("settings").open, pipeline: state.models.pipeline }));
+}
+
+// --- models ---
+
+let pipeline = null; // the one that the settings are made for
+
 function models() {
-  const { variants, best, models } = state.models;
+  const { native, guidance, largest, most } = state.models;
+  Object.assign($("width"), { max: largest });
+  Object.assign($("height"), { max: largest });
+  $("number").max = most;
+  cards();
+  if (pipeline === state.models.pipeline) return;
+  const first = pipeline === null;
+  pipeline = state.models.pipeline;
+  const kept = first && memory?.pipeline === pipeline ? memory : null;
+  Object.assign($("width"), { value: native[0] });
+  Object.assign($("height"), { value: native[1] });
+  $("guidance").value = guidance;
+  if (kept) {
+    for (const id of [...NUMBERS, "negative"]) $(id).value = kept[id] ?? $(id).value;
+    $("settings").open = Boolean(kept.open);
+    choose(kept.variant);
+  }
+  if (first && memory?.prompt && !$("prompt").value) $("prompt").value = memory.prompt;
+  line();
+  check();
+}
+
+function cards() {
+  const { variants, best } = state.models;
   const before = document.querySelector("input[name=variant]:checked");
-  const known = new Set([...document.querySelectorAll("input[name=variant]")].map((input) => input.value));
+  const inputs = [...document.querySelectorAll("input[name=variant]")];
+  const known = new Set(inputs.map((input) => input.value));
   // A variant that has just been compiled is taken; otherwise the choice stays.
-  const chosen = before && (known.has(best) || !known.size) ? before.value : best;
-  $("model-name").textContent = models.pictures;
-  const slowest = Math.max(...variants.map((v) => v.seconds_per_step ?? 0));
-  const cards = variants.map((v) => {
+  const stays = before && variants.some((v) => v.name === before.value) && known.has(best);
+  const chosen = stays ? before.value : best;
+  const held = document.activeElement?.name === "variant";
+  const slowest = Math.max(...variants.map((v) => (v.together ? v.seconds_per_step : 0)));
+  const rows = variants.map((v) => {
     const input = el("input", { type: "radio", name: "variant", value: v.name, checked: v.name === chosen });
-    const speed = v.seconds_per_step == null ? "not measured yet" : `${duration(v.seconds_per_step)} a step`;
-    const gain = v.seconds_per_step && slowest / v.seconds_per_step > 1.02 ? `${(slowest / v.seconds_per_step).toFixed(2)}× as fast` : "";
+    const speed = v.seconds_per_step == null ? "not timed yet" : `${duration(v.seconds_per_step)} a step`;
+    const ratio = v.together ? slowest / v.seconds_per_step : 0;
+    const gain = v.busy ? "machine was busy" : ratio > 1.02 ? `${ratio.toFixed(2)}× faster` : "";
+    const kind = v.compiled ? `compiled, ${v.precision}` : "original";
     return el("label", { className: "variant" }, input,
-      el("span", {}, el("b", { textContent: v.compiled ? "compiled" : "original" }), el("small", { textContent: v.name })),
+      el("span", {}, el("b", { textContent: kind }), el("small", { textContent: v.name })),
       el("span", { className: "speed" }, speed, ...(gain ? [el("b", { textContent: gain })] : [])));
   });
-  $("variants").replaceChildren($("variants").querySelector("legend"), ...cards);
+  $("variants").replaceChildren($("variants").querySelector("legend"), ...rows);
+  if (held) document.querySelector("input[name=variant]:checked")?.focus();
 }
 
 // --- pictures from outside ---
@@ -134,10 +197,10 @@ function models() {
 export async function open(file) {
   const limit = state.models?.upload.bytes ?? 0;
   if (limit && file.size > limit) {
-    toast(`The file has ${(file.size / 2 ** 20).toFixed(0)} MB; ${(limit / 2 ** 20).toFixed(0)} MB are allowed.`);
+    wrong("file", `The file has ${(file.size / 1e6).toFixed(0)} MB; ${(limit / 1e6).toFixed(0)} MB are allowed.`);
     return;
   }
-  const picture = await ask("uploads", new Blob([file]));
+  const picture = await ask("uploads", new Blob([file]), { any: "file" });
   if (!picture) return;
   keep(picture);
   stage.show(picture);

@@ -31,11 +31,12 @@ export function choose(name) {
   tool = name;
 }
 
-// A new picture: its pixels are read once, for the wand.
-export function reset(image) {
+// A new picture: its pixels are read once, for the wand. KEEP: what was selected stays, if it has the same size.
+export function reset(image, keep = false) {
+  const same = view.width === image.naturalWidth && view.height === image.naturalHeight;
   view.width = image.naturalWidth;
   view.height = image.naturalHeight;
-  view.mask = new Uint8Array(view.width * view.height);
+  if (!keep || !same) view.mask = new Uint8Array(view.width * view.height);
   view.cursor = null;
   const copy = new OffscreenCanvas(view.width, view.height).getContext("2d", { willReadFrequently: true });
   copy.drawImage(image, 0, 0);

@@ -3,13 +3,15 @@
 // A job belongs to the server. On connecting, the stream first sends everything as it is, so a page that was
 // reloaded or offline needs no memory of its own.
 
-import { toast } from "./dom.js";
+import { $, right, toast, wrong } from "./dom.js";
 
 export const state = { models: null, jobs: new Map(), pictures: new Map() };
 export const news = new EventTarget(); // "models", "pictures", "jobs", and "job" with the job as detail
 
-export async function ask(path, body) {
+// FIELDS says at which element of the page a field of the request stands: what is wrong with it is said there.
+export async function ask(path, body, fields = {}) {
   let answer;
+  for (const id of Object.values(fields)) right(id);
   try {
     answer = await fetch(`api/${path}`, {
       method: "POST",
@@ -22,15 +24,18 @@ export async function ask(path, body) {
   }
   const found = await answer.json().catch(() => ({}));
   if (!answer.ok) {
-    toast(found.error?.message ?? `The server answered ${answer.status}.`);
+    const message = found.error?.message ?? `The server answered ${answer.status}.`;
+    const id = fields[found.error?.param] ?? fields.any;
+    if (!id) toast(message);
+    else { wrong(id, message); $(id).focus(); }
     return null;
   }
   return found;
 }
 
 // Starts a job; resolves with it once it has ended, null if it was refused. `mine` is called with every change.
-export async function start(path, body, mine = () => {}) {
-  const begun = await ask(path, body);
+export async function start(path, body, mine = () => {}, fields = {}) {
+  const begun = await ask(path, body, fields);
   if (!begun) return null;
   take(begun);
   return follow(begun.id, mine);
@@ -76,7 +81,7 @@ function take(job) {
 export function connect() {
   const stream = new EventSource("api/events");
   let leaving = false;
-  let lost = false;
+  let lost = null; // the note that says so
   addEventListener("pagehide", () => { leaving = true; stream.close(); });
   addEventListener("pageshow", (event) => { if (event.persisted) connect(); });
   stream.addEventListener("models", (event) => {
@@ -88,19 +93,22 @@ export function connect() {
     news.dispatchEvent(new Event("pictures"));
   });
   stream.addEventListener("jobs", (event) => {
-    if (lost) toast("Connected again.", "good");
-    lost = false;
+    if (lost) { lost.remove(); toast("Connected again.", "good"); }
+    lost = null;
     const jobs = JSON.parse(event.data);
     for (const id of state.jobs.keys()) if (!jobs.some((job) => job.id === id)) state.jobs.delete(id);
     for (const job of jobs) take(job);
     news.dispatchEvent(new Event("jobs"));
     news.dispatchEvent(new Event("ready"));
   });
+  stream.addEventListener("gone", (event) => {
+    state.jobs.delete(JSON.parse(event.data));
+    news.dispatchEvent(new Event("jobs"));
+  });
   stream.addEventListener("job", (event) => take(JSON.parse(event.data)));
   stream.addEventListener("error", () => {
     if (leaving || lost) return;
-    lost = true;
-    toast("The connection to the server was lost; trying again.");
+    lost = toast("The connection to the server was lost; trying again.");
     if (stream.readyState === EventSource.CLOSED) setTimeout(connect, 3000);
   });
 }

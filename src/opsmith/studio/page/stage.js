@@ -1,7 +1,7 @@
 // The stage: the picture in work, or the job that makes one, with preview, progress and time left.
 
-import { $, duration, toast } from "./dom.js";
-import { cancel, ended, follow, news, state } from "./server.js";
+import { $, duration, right, say, wrong } from "./dom.js";
+import { ask, cancel, ended, follow, news, state } from "./server.js";
 import * as selection from "./selection.js";
 
 // `loaded` is the picture whose pixels have arrived: only in that one can be selected.
@@ -13,26 +13,35 @@ export function init() {
   $("cancel").addEventListener("click", stop);
   $("undo").addEventListener("click", undo);
   $("redo").addEventListener("click", redo);
+  $("delete").addEventListener("click", remove);
+  $("ask-delete").addEventListener("close", () => { if ($("ask-delete").returnValue === "yes") deleted(); });
   $("compare-before").addEventListener("click", () => slider($("slider").hidden));
   $("split").addEventListener("input", split);
+  for (const name of ["pointerdown", "pointermove"]) $("frame").addEventListener(name, drag);
   addEventListener("resize", fit);
+  news.addEventListener("pictures", () => { if (stage.picture && !state.pictures.has(stage.picture.id)) gone(); });
 }
+
+// An edit, its undo and its redo keep the selection: they show the same thing.
+const related = (a, b) => Boolean(a && b && (a.parent === b.id || b.parent === a.id || a.id === b.id));
 
 export function show(picture, { keepRedo = false } = {}) {
   if (!picture) return;
+  const keep = related(stage.picture, picture);
   stage.picture = picture;
   stage.loaded = null;
   if (!keepRedo) stage.redo = [];
   slider(false);
+  right("file");
+  say("remarks", "");
   $("empty").hidden = true;
   $("frame").hidden = false;
-  $("tools").hidden = false;
   const image = $("shown");
   image.classList.remove("preview");
   image.onload = () => {
     if (stage.picture !== picture) return;
     fit();
-    selection.reset(image);
+    selection.reset(image, keep);
     stage.loaded = picture;
     $("overlay").hidden = busyHere() || !$("slider").hidden;
   };
@@ -40,13 +49,16 @@ export function show(picture, { keepRedo = false } = {}) {
   image.alt = describe(picture);
   $("caption").textContent = describe(picture);
   const parent = state.pictures.get(picture.parent);
+  for (const id of ["undo", "redo", "compare-before", "reuse", "delete", "save"]) $(id).hidden = false;
   $("undo").disabled = !parent;
   $("redo").disabled = !stage.redo.length;
   $("compare-before").disabled = !parent;
   $("reuse").disabled = !picture.settings.prompt;
   $("save").href = `${picture.url}?download=true`;
   $("save").setAttribute("download", picture.file);
-  changes.dispatchEvent(new Event("picture"));
+  const event = new Event("picture");
+  event.kept = keep;
+  changes.dispatchEvent(event);
 }
 
 const busyHere = () => stage.job !== null;
@@ -55,21 +67,26 @@ const busyHere = () => stage.job !== null;
 export async function watch(id) {
   stage.job = id;
   slider(false);
+  right("file");
+  say("remarks", "");
   $("overlay").hidden = true;
+  $("fill").style.width = "0";
   $("progress").hidden = false;
   const job = await follow(id, draw);
   if (stage.job !== id) return job;
   stage.job = null;
+  const held = document.activeElement === $("cancel");
   $("progress").hidden = true;
   $("shown").classList.remove("preview");
   if (job.state === "done" && job.result?.pictures?.length) {
     show(state.pictures.get(job.result.pictures[0].id));
-    for (const remark of job.result.remarks ?? []) toast(remark, "plain");
+    say("remarks", (job.result.remarks ?? []).join(". "));
   } else {
-    if (job.state === "failed") toast(job.error);
     if (stage.picture) show(stage.picture, { keepRedo: true });
     else if (!job.preview) { $("frame").hidden = true; $("empty").hidden = false; }
+    if (job.state === "failed") wrong("file", job.error);
   }
+  if (held) $("go").focus();
   return job;
 }
 
@@ -80,7 +97,7 @@ function draw(job) {
   $("fill").parentElement.setAttribute("aria-valuenow", Math.round(100 * part));
   $("fill").parentElement.classList.toggle("waiting", !job.total);
   $("progress-text").textContent = words(job);
-  if (job.preview) {
+  if (job.preview && $("shown").getAttribute("src") !== job.preview) {
     const image = $("shown");
     $("empty").hidden = true;
     $("frame").hidden = false;
@@ -92,6 +109,7 @@ function draw(job) {
 }
 
 export function words(job) {
+  if (job.stopping) return "stopping";
   if (job.state === "queued") return job.position ? `waiting: ${job.position} before this one` : "starting";
   if (job.step && job.total) {
     const left = job.seconds_left == null ? "" : ` · ${duration(Math.max(0.1, job.seconds_left))} left`;
@@ -114,6 +132,37 @@ export function redo() {
   if (next) show(next, { keepRedo: true });
 }
 
+// --- deleting ---
+
+export function remove() {
+  if (!stage.picture) return;
+  $("ask-delete").returnValue = "";
+  $("ask-delete").showModal();
+}
+
+async function deleted() {
+  const picture = stage.picture;
+  if (!picture || !(await ask(`pictures/${picture.id}/delete`))) return;
+  state.pictures.delete(picture.id);
+  news.dispatchEvent(new Event("pictures"));
+}
+
+// The picture on the stage is no longer there: the next newest one takes its place.
+function gone() {
+  stage.redo = stage.redo.filter((picture) => state.pictures.has(picture.id));
+  const next = newest();
+  if (next) { show(next); $("delete").focus(); return; }
+  stage.picture = stage.loaded = null;
+  for (const id of ["undo", "redo", "compare-before", "reuse", "delete", "save"]) $(id).hidden = true;
+  $("caption").textContent = "";
+  slider(false);
+  if (!busyHere()) { $("frame").hidden = true; $("empty").hidden = false; }
+  changes.dispatchEvent(new Event("picture"));
+  $("prompt").focus();
+}
+
+const newest = () => [...state.pictures.values()].filter((picture) => picture.kind !== "difference").pop();
+
 // --- before and after ---
 
 function slider(open) {
@@ -121,6 +170,7 @@ function slider(open) {
   const on = Boolean(open && parent);
   $("slider").hidden = !on;
   $("before").hidden = !on;
+  $("knob").hidden = !on;
   $("overlay").hidden = on || busyHere() || !stage.picture || stage.loaded !== stage.picture;
   $("compare-before").setAttribute("aria-pressed", on);
   if (on) {
@@ -134,6 +184,16 @@ function slider(open) {
 function split() {
   $("before").style.clipPath = `inset(0 ${100 - $("split").value}% 0 0)`;
   $("frame").style.setProperty("--split", `${$("split").value}%`);
+}
+
+// The line follows the pointer, wherever on the picture it is pressed.
+function drag(event) {
+  if ($("slider").hidden || !(event.buttons & 1)) return;
+  if (event.type === "pointerdown") $("frame").setPointerCapture(event.pointerId);
+  const box = $("frame").getBoundingClientRect();
+  $("split").value = (100 * (event.clientX - box.left)) / box.width;
+  split();
+  event.preventDefault();
 }
 
 // As large as the board allows, in the picture's own shape.
@@ -158,7 +218,6 @@ news.addEventListener("ready", () => {
   if (stage.job || stage.picture) return;
   const jobs = [...state.jobs.values()].filter((job) => ["picture", "edit"].includes(job.kind));
   const alive = jobs.filter((job) => !ended(job)).pop();
-  const pictures = [...state.pictures.values()].filter((picture) => picture.kind !== "difference");
-  if (pictures.length) show(pictures.pop());
+  show(newest());
   if (alive) watch(alive.id);
 });
