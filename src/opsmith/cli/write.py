@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsmith.cli import console
 from opsmith.errors import OpsmithError
 
+if TYPE_CHECKING:
+    from opsmith.pipelines.draft import Draft
+    from opsmith.pipelines.text import TextGenerator
+
 PANEL = "Applications"
 ORDER = 70
+DRAFTED = 4  # tokens that a draft model guesses at a time
 EXAMPLES = (
     'opsmith write "a red apple"',
     'opsmith write --raw "Once upon a time" --n 1 --max-new-tokens 40',
@@ -51,6 +56,12 @@ def command(
     lookup: Annotated[
         int, typer.Option("--lookup", min=0, max=64, help="With --raw: tokens to guess at a time from the text so far.")
     ] = 0,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft", help="With --raw: a smaller model of the same vocabulary guesses --lookup tokens, or 4."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")] = 0,
     prompts: Annotated[Path | None, typer.Option("--prompts", help="Your own prompts.toml.")] = None,
     style: Annotated[str | None, typer.Option("--style", help="A section of prompts.toml.")] = None,
@@ -82,7 +93,14 @@ def command(
         if live:
             print(text, end="", flush=True)
         found = generator.generate(
-            text, max_new_tokens=room, sampling=sampling, n=count, stop=stop or (), lookup=lookup, on_text=show
+            text,
+            max_new_tokens=room,
+            sampling=sampling,
+            n=count,
+            stop=stop or (),
+            lookup=lookup,
+            guesses=_draft(draft, generator, lookup, threads) if draft else None,
+            on_text=show,
         )
         print() if live else [print(f"{text}{g.text}") for g in found]
     else:
@@ -91,6 +109,15 @@ def command(
             print(line)
     if not console.quiet:
         print(f"{generator.path.parent.name}: {generator.speed}", file=sys.stderr)
+
+
+def _draft(folder: str, writer: TextGenerator, most: int, threads: int | None) -> Draft:
+    from opsmith.pipelines.draft import Draft, check
+    from opsmith.pipelines.text import TextGenerator
+
+    small = TextGenerator(folder, threads=threads)
+    check(small, writer)
+    return Draft(small, most or DRAFTED)
 
 
 def _starter() -> str:
