@@ -13,6 +13,8 @@ import opsmith
 from opsmith import starter
 from opsmith.errors import OpsmithError
 from opsmith.pipelines import text as text_pipeline
+from opsmith.pipelines.draft import Draft
+from opsmith.pipelines.draft import check as check_draft
 from opsmith.pipelines.lookup import Lookup
 from opsmith.pipelines.prompts import Style, contains, load_style, style_of, write_prompts
 from opsmith.pipelines.sampling import Sampling
@@ -359,6 +361,30 @@ class TestLookup:
         for seed in range(3):
             asked = {"max_new_tokens": 40, "sampling": Sampling(temperature=0.5, seed=seed), "ends": ()}
             assert fast.generate(prompt, lookup=8, **asked)[0].tokens == fast.generate(prompt, **asked)[0].tokens
+
+
+class TestDraft:
+    @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.3, seed=4)], ids=["greedy", "sampled"])
+    def test_a_model_that_drafts_for_itself_is_always_right_and_the_text_is_the_same(self, generator, sampling):
+        asked = {"max_new_tokens": 30, "sampling": sampling, "ends": ()}
+        (plain,) = generator.generate("a red apple", **asked)
+        passes = generator.speed.decode_steps
+        (drafted,) = generator.generate("a red apple", guesses=Draft(generator, 4), **asked)
+        assert drafted.tokens == plain.tokens
+        if sampling.temperature == 0:
+            assert generator.speed.decode_steps == 6 < passes == 29  # 29 tokens, five a pass
+
+    def test_another_model_drafts_wrongly_and_the_text_is_the_same(self):
+        writer, other = (TextGenerator(models.tiny_model(name), "dynamo") for name in NAMES)
+        for seed in range(3):
+            asked = {"max_new_tokens": 30, "sampling": Sampling(temperature=0.5, seed=seed), "ends": ()}
+            (plain,) = writer.generate("night", **asked)
+            assert writer.generate("night", guesses=Draft(other, 4), **asked)[0].tokens == plain.tokens
+
+    def test_another_vocabulary_is_refused(self):
+        writer = TextGenerator(models.tiny_model("llama"), "dynamo")
+        with pytest.raises(OpsmithError, match="another vocabulary"):
+            check_draft(TextGenerator(starter.folder("writer")), writer)
 
 
 def test_the_next_turn_reads_only_what_is_new(tmp_path):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsmith.cli import console
 from opsmith.errors import OpsmithError
+
+if TYPE_CHECKING:
+    from opsmith.pipelines.draft import Draft
+    from opsmith.pipelines.text import TextGenerator
 
 PANEL = "Applications"
 ORDER = 70
@@ -17,6 +21,7 @@ JSON = {
     "variant": "the .onnx file that wrote them",
     "speed": "tokens and seconds of prompt and decoding",
 }
+DRAFTED = 4  # tokens that a draft model guesses at a time
 EXAMPLES = (
     'opsmith write "a red apple"',
     'opsmith write --raw "Once upon a time" --n 1 --max-new-tokens 40',
@@ -55,6 +60,12 @@ def command(
     lookup: Annotated[
         int, typer.Option("--lookup", min=0, max=64, help="With --raw: tokens to guess at a time from the text so far.")
     ] = 0,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft", help="With --raw: a smaller model of the same vocabulary guesses --lookup tokens, or 4."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")] = 0,
     prompts: Annotated[Path | None, typer.Option("--prompts", help="Your own prompts.toml.")] = None,
     style: Annotated[str | None, typer.Option("--style", help="A section of prompts.toml.")] = None,
@@ -86,7 +97,14 @@ def command(
         if live:
             print(text, end="", flush=True)
         found = generator.generate(
-            text, max_new_tokens=room, sampling=sampling, n=count, stop=stop or (), lookup=lookup, on_text=show
+            text,
+            max_new_tokens=room,
+            sampling=sampling,
+            n=count,
+            stop=stop or (),
+            lookup=lookup,
+            guesses=_draft(draft, generator, lookup, threads) if draft else None,
+            on_text=show,
         )
         lines = [f"{text}{g.text}" for g in found]
     else:
@@ -96,6 +114,15 @@ def command(
     told = {"texts": lines, "variant": generator.path, "speed": generator.speed}
     console.answer(told, lambda: print() if live else print(*lines, sep="\n"))
     console.remark(f"{generator.path.parent.name}: {generator.speed}")
+
+
+def _draft(folder: str, writer: TextGenerator, most: int, threads: int | None) -> Draft:
+    from opsmith.pipelines.draft import Draft, check
+    from opsmith.pipelines.text import TextGenerator
+
+    small = TextGenerator(folder, threads=threads)
+    check(small, writer)
+    return Draft(small, most or DRAFTED)
 
 
 def _starter() -> str:

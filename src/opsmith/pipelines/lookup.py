@@ -14,13 +14,23 @@ import numpy as np
 LONGEST, SHORTEST = 3, 2  # tokens that must have come before
 
 
-class Lookup:
+class Guesses:
     """MOST guesses at a time; fewer while they are wrong."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.width = most
 
+    def guess(self, seen: Sequence[int], room: int) -> list[int]:
+        """At most ROOM tokens that may follow SEEN."""
+        raise NotImplementedError
+
+    def learn(self, guessed: int, right: int) -> None:
+        if guessed:
+            self.width = min(self.most, self.width + 2) if right == guessed else max(1, right + 1)
+
+
+class Lookup(Guesses):
     def guess(self, seen: Sequence[int], room: int) -> list[int]:
         """At most ROOM tokens that followed the latest earlier place where the last tokens of SEEN stood."""
         tokens = np.asarray(seen, np.int64)
@@ -34,7 +44,3 @@ class Lookup:
                 after = int(places[-1]) + size
                 return [int(t) for t in tokens[after : after + count]]
         return []
-
-    def learn(self, guessed: int, right: int) -> None:
-        if guessed:
-            self.width = min(self.most, self.width + 2) if right == guessed else max(1, right + 1)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import threading
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from opsmith import machine
 from opsmith.errors import OpsmithError
 from opsmith.pipelines.lookup import Lookup
 from opsmith.pipelines.sampling import Sampling
@@ -96,7 +96,7 @@ class SharedWriter:
         self._leading = False
         self._waiting: deque[_Text] = deque()
         self._cache: _Slots | None = None
-        if generator.in_place:
+        if generator.in_place and all(generator.inputs[name].type in _NUMBERS for name in generator.past):
             cache = _Slots(generator, slots)
             self._cache = cache if cache.keeps_texts_apart() else None
 
@@ -320,8 +320,7 @@ class _Slots:
         shapes = {name: list(owner.inputs[name].shape) for name in owner.past}
         kinds = {name: _NUMBERS[owner.inputs[name].type] for name in owner.past}
         text = sum(s[1] * s[3] * np.dtype(kinds[n]).itemsize for n, s in shapes.items()) * self.room
-        budget = SHARE_OF_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        count = max(1, min(slots, int(budget // text)))
+        count = max(1, min(slots, int(SHARE_OF_MEMORY * (machine.memory_bytes() or 1 << 40) // text)))
         # Zeros: memory that was never written takes no room in RAM, and what is not seen must not be NaN.
         self.arrays = {n: np.zeros((count, s[1], self.room, s[3]), kinds[n]) for n, s in shapes.items()}
         self.slots = [_Slot(i) for i in range(count)]

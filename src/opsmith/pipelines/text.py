@@ -22,7 +22,7 @@ import onnxruntime as ort
 
 from opsmith import session, store
 from opsmith.errors import OpsmithError
-from opsmith.pipelines.lookup import Lookup
+from opsmith.pipelines.lookup import Guesses, Lookup
 from opsmith.pipelines.sampling import Sampling
 from opsmith.pipelines.tokenizer import encode, load_tokenizer, longest_token
 
@@ -111,6 +111,7 @@ class TextGenerator:
         ends: Collection[int] | None = None,
         logprobs: int | None = None,
         lookup: int = 0,
+        guesses: Guesses | None = None,
         reuse: bool = False,
         on_text: Callable[[int, str], None] | None = None,
         cancelled: Callable[[], bool] = lambda: False,
@@ -119,7 +120,7 @@ class TextGenerator:
 
         Without MAX_NEW_TOKENS there are at most NEW_TOKENS, or what the context still holds. ENDS are the tokens that end a text, by
         default the model's own. LOGPROBS asks for the likelihood of every token and of that many others at its place. LOOKUP is how many
-        tokens may be guessed at a time from what the text said before (lookup.py), if there is one text only. REUSE keeps its cache for the next prompt that begins like this text and asks for the same.
+        tokens may be guessed at a time from what the text said before (lookup.py), if there is one text only; GUESSES takes its place (draft.py). REUSE keeps its cache for the next prompt that begins like this text and asks for the same.
         """
         given = [prompts] if isinstance(prompts, str) else list(prompts)
         sampling = sampling or Sampling()
@@ -127,7 +128,10 @@ class TextGenerator:
         room = self.room(encoded, max_new_tokens)
         rows = [Row(self, t, ids, sampling.generator(c)) for t, ids in zip(given, encoded) for c in range(n)]
         wanted = Wanted(sampling, tuple(w for w in stop if w), self.ends if ends is None else ends, logprobs, on_text)
-        guesses = Lookup(lookup) if lookup > 0 and len(rows) == 1 else None
+        if len(rows) > 1:
+            guesses = None
+        elif guesses is None and lookup > 0:
+            guesses = Lookup(lookup)
         keeps = reuse and len(rows) == 1 and self.in_place
         cache = self._kept_cache(rows[0].ids, room) if keeps else None
         cache = cache or make_cache(self, len(rows), max(len(r.ids) for r in rows) + room)

@@ -187,6 +187,9 @@ class Models:
         with self._lock:
             if self._shared is None or self._shared.generator is not writer:
                 self._shared = SharedWriter(writer)
+                if self._shared.slots == 1:
+                    why = "export and compile it again" if writer.in_place else "it is not compiled"
+                    print(f"writer: requests are answered one after the other ({why})", file=sys.stderr)
             return self._shared
 
     def writer_names(self) -> list[str]:
