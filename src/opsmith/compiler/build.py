@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from opsmith import machine, settings
 from opsmith.compiler import geometry
 from opsmith.compiler.emit import NAMESPACE, Source
 from opsmith.compiler.geometry import InstructionSet
+from opsmith.compiler.system import System, here
 from opsmith.errors import OpsmithError
 from opsmith.store import sweep_files
 
@@ -40,10 +42,9 @@ FLAGS = (
     "-ffp-contract=fast",  # a * b + c as one FMA
     "-Wall",
 )
-LINK_FLAGS = (
-    "-shared",
-    "-Wl,-z,nodelete",  # ORT may unload the library while its threads still hold code addresses
-)
+# ORT may unload the library while its threads still hold code addresses. On Windows it pins itself: platform.hpp.
+LINK_FLAGS = {"linux": ("-shared", "-Wl,-z,nodelete"), "windows": ("-shared", "-nostdlib", "-s"), "macos": ("-shared",)}
+LIBRARIES = {"linux": ("-lm",), "windows": ("-lkernel32", "-lucrtbase"), "macos": ()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +52,28 @@ class Compiler:
     command: tuple[str, ...]
     name: str  # "g++", "clang++" or "zig"
     version: str
+    system: System = dataclasses.field(default_factory=here)  # that it builds for
 
     def compile_command(self, source: Path, target: Path, includes: Sequence[Path], flags: Sequence[str]) -> list[str]:
         inputs = [*(f"-I{i}" for i in includes), "-c", str(source), "-o", str(target)]
         return [*self.command, *flags, *inputs]
 
     def flags(self, isa: InstructionSet, namespace: str = NAMESPACE) -> list[str]:
-        flags = [*FLAGS, *(["-march=native"] if isa == geometry.native() else isa.flags), isa.choice]
+        own = [f for f in FLAGS if f != "-fPIC" or self.system.name != "windows"]
+        machine_flags = ["-march=native"] if isa == geometry.native() else list(isa.flags)
+        if self.name == "zig":  # it writes x86-64-v3 as x86_64_v3
+            machine_flags = [
+                f"-march={f[7:].replace('-', '_')}" if f.startswith("-march=") else f for f in machine_flags
+            ]
+        flags = [*own, *machine_flags, isa.choice]
         flags += [f"-D{NAMESPACE}={namespace}"] if namespace != NAMESPACE else []
         if self.name == "zig":
             flags += ["-x", "c++", "-fno-sanitize=all"]  # zig turns UBSan traps on by default
-        return flags
+        return [*flags, *self._target]
+
+    @property
+    def _target(self) -> list[str]:
+        return ["-target", self.system.triple] if self.name == "zig" and self.system != here() else []
 
     def link_command(self, objects: Sequence[Path], target: Path) -> list[str]:
         # The C driver links no C++ runtime: the library needs nothing but libc and libm.
@@ -70,11 +82,14 @@ class Compiler:
             command = [*self.command, "-nostdlib++"]
         if self.name == "zig":
             command = [*self.command, "-nostdlib++"]
-        return [*command, *LINK_FLAGS, *(str(o) for o in objects), "-o", str(target), "-lm"]
+        flags = [*LINK_FLAGS[self.system.name], *self._target]
+        return [*command, *flags, *(str(o) for o in objects), "-o", str(target), *LIBRARIES[self.system.name]]
 
 
-def find_compiler(wanted: str | None = None) -> Compiler:
-    """g++, clang++, then zig from PyPI; `wanted` or the user's settings name one."""
+def find_compiler(wanted: str | None = None, system: System | None = None) -> Compiler:
+    """g++, clang++, then zig from PyPI; `wanted` or the user's settings name one. SYSTEM: to build for, None is this one."""
+    if system is not None and system != here():
+        return _cross_compiler(wanted, system)
     wanted = settings.get(compiler=wanted).compiler
     for name in [wanted] if wanted else ["g++", "clang++", "zig"]:
         found = _compiler(name)
@@ -85,6 +100,18 @@ def find_compiler(wanted: str | None = None) -> Compiler:
             f"the C++ compiler {wanted!r} was not found", "name another, or none to take the first one found"
         )
     raise OpsmithError("no C++ compiler was found", 'install g++ or clang++, or run: pip install ".[toolchain]"')
+
+
+def _cross_compiler(wanted: str | None, system: System) -> Compiler:
+    """zig; for another architecture of Linux also the g++ of that name."""
+    gnu = f"{system.architecture}-linux-gnu-g++"
+    names = [gnu] if system.name == "linux" and system.glibc is None else []
+    for name in [wanted] if wanted else [*names, "zig"]:
+        if name not in (gnu, "zig"):
+            raise OpsmithError(f"{name} is not used to build for {system}", "leave out --compiler, or name zig")
+        if (found := _compiler(name)) is not None:
+            return dataclasses.replace(found, system=system)
+    raise OpsmithError(f"there is no compiler here that builds for {system}", 'pip install ".[toolchain]" brings zig')
 
 
 @functools.cache
@@ -152,7 +179,10 @@ def build(
             for future in futures:
                 future.cancel()
             raise
-    _run(compiler.link_command(objects, library), compiler, "link the library")
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:  # for Windows linkers leave more than the library
+        linked = Path(scratch) / library.name
+        _run(compiler.link_command(objects, linked), compiler, "link the library")
+        linked.replace(library)
     return library
 
 
