@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import shutil
+import struct
+import subprocess
 from pathlib import Path
 
 import c_host
@@ -10,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from models import cache_folder
 from onnx import numpy_helper
 from real_models import onnxruntime_for, swift_f0
 from small import graph
@@ -92,6 +97,87 @@ def test_a_library_for_another_architecture_is_refused_here(source: Path, tmp_pa
         opsmith.load(tmp_path / "other")
 
 
+# --- Windows, macOS, an old Linux: all by zig ---
+
+ZIG = pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="zig is not installed")
+HOST_FOR_WINDOWS = "x86_64-w64-mingw32-gcc"
+
+
+@pytest.fixture(scope="module")
+def windows(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled model; its library holds code for two CPUs."""
+    dest = tmp_path_factory.mktemp("windows") / "fast"
+    result = opsmith.compile(source, dest, regions="whole", os="windows", cpu="x86-64-v3,x86-64-v4")
+    assert (
+        all(r.startswith("not verified: this machine cannot run") for r in result.remarks) and len(result.remarks) == 2
+    )
+    assert {f.suffix for f in dest.iterdir() if f.is_file()} == {".onnx", ".data", ".dll", ".json"}
+    return Path(opsmith.Variant(next(dest.glob("*.onnx"))))
+
+
+@ZIG
+def test_a_windows_library_exports_its_doors_and_needs_only_what_windows_has(windows: Path) -> None:
+    (library,) = windows.parent.glob("*.dll")
+    table = subprocess.run(["objdump", "-p", library], capture_output=True, text=True, check=True).stdout
+    assert {name.lower() for name in re.findall(r"DLL Name: (\S+)", table)} == {"kernel32.dll", "ucrtbase.dll"}
+    assert "RegisterCustomOps" in table and "OpsmithRegions" in table
+
+
+@ZIG
+@pytest.mark.skipif(
+    shutil.which("wine") is None or shutil.which(HOST_FOR_WINDOWS) is None,
+    reason="wine or gcc-mingw-w64-x86-64 is not installed",
+)
+def test_it_runs_under_wine_with_the_wheels_own_onnxruntime(windows: Path, source: Path, tmp_path: Path) -> None:
+    host = c_host.build(tmp_path / "host.exe", HOST_FOR_WINDOWS)
+    runtime = onnxruntime_for("win_amd64", "onnxruntime.dll")
+    (library,) = windows.parent.glob("*.dll")
+    own = {"WINEPREFIX": str(cache_folder() / "wine"), "WINEDEBUG": "-all", "HOME": str(tmp_path)}
+    done = c_host.run(["wine", host], runtime, library, windows, FEED, tmp_path, **own)
+    assert done.returncode == 0, done.stderr
+    assert_written(tmp_path, expected(source, FEED), rtol=1e-5, atol=1e-6)
+
+
+@ZIG
+def test_a_mac_library_links_and_exports_its_doors(source: Path, tmp_path: Path) -> None:
+    """It is not run: there is no Mac here, and nothing that emulates one."""
+    opsmith.compile(source, tmp_path / "mac", regions="whole", os="macos", cpu="aarch64")
+    (library,) = (tmp_path / "mac").glob("*.dylib")
+    exported = mach_o_exports(library.read_bytes())
+    own = {name for name in exported if not name.startswith("__")}  # the others are the linker's
+    assert own == {"_RegisterCustomOps", "_OpsmithRegions"}
+
+
+def mach_o_exports(content: bytes) -> set[str]:
+    """Names of the symbols that a 64-bit Mach-O file for ARM defines for others."""
+    magic, cpu, _, kind, commands = struct.unpack_from("<5I", content)
+    assert (magic, cpu, kind) == (0xFEEDFACF, 0x0100000C, 6)  # 64 bits, arm64, a dynamic library
+    names: set[str] = set()
+    at = 32
+    for _ in range(commands):
+        command, size = struct.unpack_from("<2I", content, at)
+        if command == 2:  # the table of symbols
+            table, count, strings, _ = struct.unpack_from("<4I", content, at + 8)
+            for i in range(count):
+                place, bits = struct.unpack_from("<IB", content, table + 16 * i)
+                if bits & 0x0F == 0x0F:  # defined in a section, and external; not private
+                    end = content.index(b"\0", strings + place)
+                    names.add(content[strings + place : end].decode())
+        at += size
+    return names
+
+
+@ZIG
+def test_a_library_for_an_old_linux_asks_for_no_newer_symbol_and_is_verified_here(source: Path, tmp_path: Path) -> None:
+    cpu = "aarch64" if here().architecture == "aarch64" else "x86-64-v3"
+    result = opsmith.compile(source, tmp_path / "old", regions="whole", glibc="2.17", cpu=cpu)
+    assert result.verified is not None and result.verified.ok
+    (library,) = (tmp_path / "old").glob("*.so")
+    table = subprocess.run(["objdump", "-T", library], capture_output=True, text=True, check=True).stdout
+    versions = {tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_([0-9.]+)", table)}
+    assert versions and max(versions) <= (2, 17)
+
+
 # --- what cannot be ---
 
 
@@ -103,6 +189,7 @@ def test_a_library_for_another_architecture_is_refused_here(source: Path, tmp_pa
         ({"os": "windows", "glibc": "2.17"}, "--glibc 2.17 is not a version"),
         ({"glibc": "new"}, "--glibc new is not a version"),
         ({"os": "windows", "compiler": "g++"}, "g\\+\\+ is not used to build for windows"),
+        ({"os": "windows", "cpu": "aarch64"}, "Windows is built for on x86-64 only"),
         ({"cpu": "aarch64", "search": 1}, "cannot be measured"),
     ],
 )
