@@ -46,6 +46,13 @@ static void check(Status* status) {
 
 enum { MOST = 64 };
 
+/* Of an element, by ONNX's number of its type. */
+static size_t bytes_of(int kind) {
+  if (kind == 7 || kind == 11 || kind == 13) return 8; /* int64, double, uint64 */
+  if (kind == 2 || kind == 3 || kind == 9) return 1;   /* uint8, int8, bool */
+  return kind == 4 || kind == 5 || kind == 10 || kind == 16 ? 2 : 4; /* 16 bits; float, int32, uint32 */
+}
+
 static void* read_file(const char* path, size_t* bytes) {
   FILE* file = fopen(path, "rb");
   if (!file) perror(path), exit(1);
@@ -133,7 +140,7 @@ int main(int count, char** arguments) {
     snprintf(name, sizeof name, "%s.out", outputs[i]);
     FILE* file = fopen(name, "wb");
     if (!file) return perror(name), 1;
-    fwrite(data, kind == 7 ? 8 : 4, elements, file);
+    fwrite(data, bytes_of(kind), elements, file);
     fclose(file);
     printf("%s: %zu elements\n", name, elements);
     CALL(99, void, void*)(info);

@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import onnxruntime
 import pytest
 from models import cache_folder
 
@@ -35,12 +36,27 @@ def terrain_unet() -> Path:
     return folder / "terrain_diffusion" / "weights" / "terrain_consistency_unet_difficulty100.onnx"
 
 
-def wheel(name: str, version: str) -> Path:
+def wheel(name: str, version: str, platform: str | None = None) -> Path:
+    """PLATFORM: one as pip names it, if the wheel is not for this machine."""
+
     def fetch(folder: Path) -> None:
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:"]
+        command += ["--platform", platform, "--python-version", "3.11"] if platform else []
         _run([*command, "--dest", str(folder), f"{name}=={version}"])
 
-    return _once(f"wheel-{name}-{version}", fetch)
+    return _once("-".join(filter(None, ["wheel", name, version, platform])), fetch)
+
+
+def onnxruntime_for(platform: str, file: str) -> Path:
+    """ONNX Runtime's own library for another machine, of the version that is installed here."""
+    (found,) = (wheel("onnxruntime", onnxruntime.__version__, platform) / "onnxruntime" / "capi").glob(file)
+    return found
+
+
+@functools.cache
+def swift_f0() -> Path:
+    """A trained pitch detector for sound: a spectrogram and a small convolutional net."""
+    return wheel("swift-f0", "0.3.0") / "swift_f0" / "model.onnx"
 
 
 def npm(name: str, version: str) -> Path:

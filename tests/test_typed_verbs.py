@@ -37,6 +37,7 @@ CALLS = {
     "session_options": 'session_options("a.onnx", compile=True, threads=2)',
     "swap": 'swap(load("a"), "b.onnx")'.replace("load", "opsmith.load"),
     "verify": 'verify("a", "b", rtol=1e-3, shapes=[{"batch": 1}])',
+    "pack": 'pack("a", "a.opsmith.zip")',
     "weights": 'weights("a", "b.onnx", "c", verify=False)',
     "weights_ep": 'weights_ep("a.onnx", "b.onnx")',
 }

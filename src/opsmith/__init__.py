@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # what a type checker sees; at run time `__getattr__` imports
     from opsmith.provider import session_options as session_options
     from opsmith.provider import swap as swap
     from opsmith.provider import weights_ep as weights_ep
+    from opsmith.provider.bundle import pack as pack
     from opsmith.rewriter import optimize as optimize
     from opsmith.session import load as load
     from opsmith.store import Variant as Variant
@@ -53,6 +54,7 @@ else:
         "inspect": "opsmith.measure.inspect",
         "load": "opsmith.session",
         "optimize": "opsmith.rewriter",
+        "pack": "opsmith.provider.bundle",
         "profile": "opsmith.measure.profile",
         "prune": "opsmith.compress.prune",
         "quantize": "opsmith.compress.quantize",

@@ -153,6 +153,11 @@ def libraries(model: PathLike) -> list[Path]:
             f"{path} was compiled for a CPU with {', '.join(missing)}, which this CPU lacks",
             "compile it again on this machine",
         )
+    return [library_of(path, compiled)]
+
+
+def library_of(path: Path, compiled: Mapping[str, Any]) -> Path:
+    """The library that the record of a model names, whole; it may be for another machine."""
     library = path.parent / Path(compiled["library"]).name
     if not library.is_file() and not compiled.get("compiler"):
         raise OpsmithError(f"{path} is not built yet: it was compiled with --emit-only", "its source has a build.sh")
@@ -160,7 +165,7 @@ def libraries(model: PathLike) -> list[Path]:
         raise OpsmithError(f"{path} needs its library {library.name}, which is missing", "compile it again")
     if "sha256" in compiled and compiled["sha256"] != checksum(library):
         raise OpsmithError(f"{path}: its library {library.name} is damaged or was changed", "compile it again")
-    return [library]
+    return library
 
 
 def is_packed(model: Path) -> bool:

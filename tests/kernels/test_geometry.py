@@ -113,7 +113,15 @@ def test_only_the_simd_headers_ask_what_they_are_built_for() -> None:
     conditional = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif|else)\b", re.MULTILINE)
     asking = {h.name for h in KERNELS.glob("*.hpp") if conditional.search(h.read_text(encoding="utf-8"))}
     # sets for products of bytes, which not every CPU of a set has; cpu.hpp and platform.hpp for the architecture and the system
-    assert asking == {"simd.hpp", "simd_avx512.hpp", "simd_avx2.hpp", "simd_neon.hpp", "cpu.hpp", "platform.hpp"}
+    assert asking == {
+        "simd.hpp",
+        "simd_avx512.hpp",
+        "simd_avx2.hpp",
+        "simd_neon.hpp",
+        "cpu.hpp",
+        "platform.hpp",
+        "forms.hpp",
+    }
 
 
 def test_winograd_pays_by_the_same_estimate_in_the_compiler_and_at_run_time(

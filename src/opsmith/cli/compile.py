@@ -83,9 +83,16 @@ def command(
         str,
         typer.Option(
             "--cpu",
-            help="What to compile for: native, x86-64-v3, x86-64-v4 or zen4; several, comma-separated, in one library.",
+            help="What to compile for: native, x86-64-v3, x86-64-v4, zen4 or aarch64; several, comma-separated, in one library.",
         ),
     ] = "native",
+    system: Annotated[
+        str | None,
+        typer.Option("--os", help="Build for linux, windows or macos (by zig).", show_default="this one"),
+    ] = None,
+    glibc: Annotated[
+        str | None, typer.Option("--glibc", help="The oldest C library of Linux to run on, such as 2.17 (by zig).")
+    ] = None,
     ep: Annotated[
         bool,
         typer.Option("--ep", help="For the execution provider: writes the folder SRC.opsmith; SRC stays as it is."),
@@ -119,6 +126,8 @@ def command(
             verify=verify,
             inputs=parse_given(given or []),
             cpu=cpu,
+            os=system,
+            glibc=glibc,
         )
         return
     if dest is None:
@@ -132,6 +141,8 @@ def command(
         strict=strict,
         precision=precision,
         cpu=cpu,
+        os=system,
+        glibc=glibc,
         compiler=compiler,
         dry_run=dry_run,
         emit_only=emit_only,

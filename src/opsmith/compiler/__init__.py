@@ -34,6 +34,7 @@ from opsmith.compiler.precision import FP32, PRECISIONS, Precision
 from opsmith.compiler.program import show
 from opsmith.compiler.source import Source, load, prepare
 from opsmith.compiler.step_by_step import find_hidden, passed_by_spread
+from opsmith.compiler.system import System, find_system, here
 from opsmith.compiler.tune import Tuning
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.store import Draft, ModelLike, PathLike, Variant
@@ -57,6 +58,7 @@ class Request:
     tool: Compiler | None = None  # None: only the source is wanted
     precision: Precision = FP32
     cpu: str = geometry.NATIVE  # several are separated by commas
+    system: System = dataclasses.field(default_factory=here)
 
     @property
     def targets(self) -> dict[str, Target]:
@@ -67,7 +69,10 @@ class Request:
     @property
     def runs_here(self) -> bool:
         """Whether something of what is compiled can be verified and measured on this machine."""
-        return any(runs_here(target) for target in self.targets.values())
+        return any(map(self.runs, self.targets.values()))
+
+    def runs(self, target: Target) -> bool:
+        return self.system.runs_here and runs_here(target)
 
     @property
     def measured(self) -> bool:
@@ -78,7 +83,16 @@ class Request:
         shapes = {"shapes": dict(self.shapes)} if self.shapes else {}
         precision = {} if self.precision is FP32 else {"precision": self.precision.name}
         cpu = {} if self.cpu == geometry.NATIVE else {"cpu": self.cpu}
-        return {"regions": self.regions, "search": self.search, "strict": self.strict, **cpu, **precision, **shapes}
+        system = {} if self.system == here() else {"system": dataclasses.asdict(self.system)}
+        return {
+            "regions": self.regions,
+            "search": self.search,
+            "strict": self.strict,
+            **cpu,
+            **system,
+            **precision,
+            **shapes,
+        }
 
 
 def runs_here(target: Target) -> bool:
@@ -146,14 +160,17 @@ def compile(
     dry_run: bool = False,
     overwrite: bool = False,
     cpu: str = geometry.NATIVE,
+    os: str | None = None,
+    glibc: str | None = None,
 ) -> CompileResult:
     """Compile SRC into the variant folder DEST. docs/compile.md says what the options mean."""
     chosen = settings.get(search=search, precision=precision)
-    tool = None if emit_only or dry_run else find_compiler(compiler)
+    system = find_system(os, glibc, set(map(geometry.architecture, geometry.best_first(cpu))))
+    tool = None if emit_only or dry_run else find_compiler(compiler, system)
     precise = PRECISIONS[chosen.precision]
-    request = Request(src, dest, regions, chosen.search, strict, shapes, inputs, verify, tool, precise, cpu)
+    request = Request(src, dest, regions, chosen.search, strict, shapes, inputs, verify, tool, precise, cpu, system)
     for name, target in request.targets.items():
-        if chosen.search and not runs_here(target):
+        if chosen.search and not request.runs(target):
             raise OpsmithError(f"kernels for {name} cannot be measured on this CPU", "compile for it with --search 0")
     _check_not_compiled(src)
     clock = Clock()
@@ -263,8 +280,10 @@ def examine(source: Path, attempt: Attempt, request: Request, wrong: int) -> Fou
     result = attempt.result
     for cpu, pieces in attempt.cuts.items():
         assert pieces.target is not None
-        if not runs_here(pieces.target):
-            result.remarks.append(f"not verified: this CPU cannot run what was compiled for {cpu}")
+        if not request.runs(pieces.target):
+            what = "this CPU" if request.system.runs_here else "this machine"
+            where = cpu if request.system.runs_here else f"{cpu}, {request.system}"
+            result.remarks.append(f"not verified: {what} cannot run what was compiled for {where}")
             continue
         forced = cpu if len(attempt.cuts) > 1 else None
         with session.forced_cpu(forced):
@@ -337,7 +356,8 @@ def finish(best: Attempt | None, request: Request, draft: Draft) -> CompileResul
 def record(draft: Draft, best: Attempt, request: Request) -> None:
     """Provenance: what was compiled, for which CPU, with which algorithms, how exact and how fast it was measured to be."""
     result = best.result
-    library = _library(draft, best.domain)
+    name = (best.draft.record["compiled"] or {}).get("library")
+    library = draft.folder / name if name else None
     if request.tool is None:
         result.remarks.append(f"not built: {draft.source_folder.name}/{BUILD_SCRIPT} beside it does that")
     draft.record["compiled"] = _facts(best.cuts, result, best.domain, library, request.tool)
@@ -407,7 +427,7 @@ def build_attempt(cuts: dict[str, Cut], request: Request, draft: Draft, number: 
     result.sources, domain = emit(cuts, forms)
     blobs = [form.blobs for form in forms]
     seal_weights(data, [b for of_form in blobs for b in of_form], domain)
-    library = make_library(result.sources, domain, own, request.tool, pieces.isa) if pieces.regions else None
+    library = make_library(result.sources, domain, own, request, pieces.isa) if pieces.regions else None
     write_programs(cuts, own)
     clock.lap("build")
     save_converted(replace_regions(pieces.source, pieces.regions, blobs, domain, data), own.path, data)
@@ -490,19 +510,16 @@ def emit(cuts: Mapping[str, Cut], forms: Sequence[Form]) -> tuple[list[SourceFil
 
 
 def make_library(
-    sources: list[SourceFile], domain: str, draft: Draft, tool: Compiler | None, isa: geometry.InstructionSet
+    sources: list[SourceFile], domain: str, draft: Draft, request: Request, isa: geometry.InstructionSet
 ) -> Path:
-    library = _library(draft, domain)
+    system, tool = request.system, request.tool
+    library = draft.folder / system.library(f"{draft.path.stem}_{domain.rsplit('.', 1)[1]}")
     folder = draft.source_folder
     if tool is None:
         write_buildable(sources, folder, library, isa)
         return library
     with progress.task("compiling kernels", sum(s.compiled for s in sources)) as step:
         return build(sources, folder, library, compiler=tool, isa=isa, on_step=lambda _: step())
-
-
-def _library(draft: Draft, domain: str) -> Path:
-    return draft.folder / f"lib{draft.path.stem}_{domain.rsplit('.', 1)[1]}.so"
 
 
 def check(source: Path, attempt: Attempt, request: Request) -> VerifyResult:

@@ -18,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from opsmith import machine, settings
 from opsmith.compiler import geometry
 from opsmith.compiler.emit import NAMESPACE, Source
 from opsmith.compiler.geometry import InstructionSet
+from opsmith.compiler.system import System, here
 from opsmith.errors import OpsmithError
 from opsmith.store import sweep_files
 
@@ -43,10 +45,9 @@ FLAGS = (
     "-ffp-contract=fast",  # a * b + c as one FMA
     "-Wall",
 )
-LINK_FLAGS = (
-    "-shared",
-    "-Wl,-z,nodelete",  # ORT may unload the library while its threads still hold code addresses
-)
+# ORT may unload the library while its threads still hold code addresses. On Windows it pins itself: platform.hpp.
+LINK_FLAGS = {"linux": ("-shared", "-Wl,-z,nodelete"), "windows": ("-shared", "-nostdlib", "-s"), "macos": ("-shared",)}
+LIBRARIES = {"linux": ("-lm",), "windows": ("-lkernel32", "-lucrtbase"), "macos": ()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,16 +55,23 @@ class Compiler:
     command: tuple[str, ...]
     name: str  # "g++", "clang++" or "zig"
     version: str
+    system: System = dataclasses.field(default_factory=here)  # that it builds for
 
     def compile_command(self, source: Path, target: Path, includes: Sequence[Path], flags: Sequence[str]) -> list[str]:
         inputs = [*(f"-I{i}" for i in includes), "-c", str(source), "-o", str(target)]
         return [*self.command, *flags, *inputs]
 
     def flags(self, isa: InstructionSet, namespace: str = NAMESPACE) -> list[str]:
-        flags = own_flags(isa, namespace)
+        flags = own_flags(isa, namespace, self.system)
+        if self.name == "zig":  # it writes x86-64-v3 as x86_64_v3
+            flags = [f"-march={f[7:].replace('-', '_')}" if f.startswith("-march=") else f for f in flags]
         if self.name == "zig":
             flags += ["-x", "c++", "-fno-sanitize=all"]  # zig turns UBSan traps on by default
-        return flags
+        return [*flags, *self._target]
+
+    @property
+    def _target(self) -> list[str]:
+        return ["-target", self.system.triple] if self.name == "zig" and self.system != here() else []
 
     def link_command(self, objects: Sequence[Path], target: Path) -> list[str]:
         # The C driver links no C++ runtime: the library needs nothing but libc and libm.
@@ -72,12 +80,14 @@ class Compiler:
             command = [*self.command, "-nostdlib++"]
         if self.name == "zig":
             command = [*self.command, "-nostdlib++"]
-        return [*command, *LINK_FLAGS, *(str(o) for o in objects), "-o", str(target), "-lm"]
+        flags = [*LINK_FLAGS[self.system.name], *self._target]
+        return [*command, *flags, *(str(o) for o in objects), "-o", str(target), *LIBRARIES[self.system.name]]
 
 
-def own_flags(isa: InstructionSet, namespace: str = NAMESPACE) -> list[str]:
+def own_flags(isa: InstructionSet, namespace: str, system: System) -> list[str]:
     """Those that every compiler takes."""
-    flags = [*FLAGS, *(["-march=native"] if isa == geometry.native() else isa.flags), isa.choice]
+    common = [f for f in FLAGS if f != "-fPIC" or system.name != "windows"]
+    flags = [*common, *(["-march=native"] if isa == geometry.native() else isa.flags), isa.choice]
     return flags + ([f"-D{NAMESPACE}={namespace}"] if namespace != NAMESPACE else [])
 
 
@@ -87,10 +97,11 @@ def write_buildable(sources: Sequence[Source], folder: Path, library: Path, isa:
     shutil.copytree(KERNELS, folder / "kernels", ignore=lambda _, names: [n for n in names if not n.endswith(".hpp")])
     files: dict[str, list[str]] = {}
     for source in (s for s in sources if s.compiled):
-        files.setdefault(shlex.join(own_flags(source.isa or isa, source.namespace)), []).append(source.name)
+        files.setdefault(shlex.join(own_flags(source.isa or isa, source.namespace, here())), []).append(source.name)
     compiled = [_LOOP.format(files=" ".join(names), flags=flags) for flags, names in files.items()]
     script = folder / BUILD_SCRIPT
-    text = _SCRIPT.format(library=library.name, compiled="".join(compiled), link=" ".join(LINK_FLAGS))
+    link = " ".join(LINK_FLAGS[here().name])
+    text = _SCRIPT.format(library=library.name, compiled="".join(compiled), link=link)
     script.write_text(text, encoding="utf-8")
     script.chmod(0o755)
 
@@ -110,8 +121,10 @@ trap 'rm -rf "$objects"' EXIT
 """
 
 
-def find_compiler(wanted: str | None = None) -> Compiler:
-    """g++, clang++, then zig from PyPI; `wanted` or the user's settings name one."""
+def find_compiler(wanted: str | None = None, system: System | None = None) -> Compiler:
+    """g++, clang++, then zig from PyPI; `wanted` or the user's settings name one. SYSTEM: to build for, None is this one."""
+    if system is not None and system != here():
+        return _cross_compiler(wanted, system)
     wanted = settings.get(compiler=wanted).compiler
     for name in [wanted] if wanted else ["g++", "clang++", "zig"]:
         found = _compiler(name)
@@ -122,6 +135,18 @@ def find_compiler(wanted: str | None = None) -> Compiler:
             f"the C++ compiler {wanted!r} was not found", "name another, or none to take the first one found"
         )
     raise OpsmithError("no C++ compiler was found", 'install g++ or clang++, or run: pip install ".[toolchain]"')
+
+
+def _cross_compiler(wanted: str | None, system: System) -> Compiler:
+    """zig; for another architecture of Linux also the g++ of that name."""
+    gnu = f"{system.architecture}-linux-gnu-g++"
+    names = [gnu] if system.name == "linux" and system.glibc is None else []
+    for name in [wanted] if wanted else [*names, "zig"]:
+        if name not in (gnu, "zig"):
+            raise OpsmithError(f"{name} is not used to build for {system}", "leave out --compiler, or name zig")
+        if (found := _compiler(name)) is not None:
+            return dataclasses.replace(found, system=system)
+    raise OpsmithError(f"there is no compiler here that builds for {system}", 'pip install ".[toolchain]" brings zig')
 
 
 @functools.cache
@@ -216,7 +241,10 @@ def build(
             for future in futures:
                 future.cancel()
             raise
-    _run(compiler.link_command(objects, library), compiler, "link the library")
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:  # for Windows linkers leave more than the library
+        linked = Path(scratch) / library.name
+        _run(compiler.link_command(objects, linked), compiler, "link the library")
+        linked.replace(library)
     return library
 
 

@@ -6,9 +6,9 @@ tests/kernels/test_geometry.py compiles every row against its header.
 from __future__ import annotations
 
 import dataclasses
-import platform
 
 from opsmith import machine
+from opsmith.compiler.system import here
 from opsmith.errors import OpsmithError
 
 NATIVE = "native"
@@ -68,6 +68,7 @@ CPUS = {
         flags=("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),  # -march=znver4 is newer than g++ 12
         multiplies_bf16=True,
     ),
+    "aarch64": dataclasses.replace(NEON, flags=("-mcpu=generic",)),
 }
 
 
@@ -77,9 +78,14 @@ def for_cpu(name: str) -> InstructionSet:
         return native()
     if name not in CPUS:
         raise OpsmithError(f"there is no CPU {name!r} to compile for", f"known: {', '.join((NATIVE, *CPUS))}")
-    if platform.machine() != "x86_64":
-        raise OpsmithError(f"{name} cannot be built for on {platform.machine()}", "compile on an x86-64 machine")
     return CPUS[name]
+
+
+def architecture(name: str) -> str:
+    """Of a CPU that users can name."""
+    if name == NATIVE:
+        return here().architecture
+    return "aarch64" if for_cpu(name).name == NEON.name else "x86_64"
 
 
 def best_first(names: str) -> tuple[str, ...]:

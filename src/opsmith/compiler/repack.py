@@ -29,6 +29,7 @@ from opsmith.compiler.geometry import NATIVE
 from opsmith.compiler.precision import FP32, PRECISIONS
 from opsmith.compiler.program import show
 from opsmith.compiler.source import load, prepare
+from opsmith.compiler.system import System, here
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.store import PathLike, Variant
 
@@ -108,6 +109,7 @@ def _cut_again(model: ir.Model, options: Mapping[str, Any], compiled: Mapping[st
         tool=find_compiler() if options.get("search") else None,
         precision=PRECISIONS[options.get("precision", FP32.name)],
         cpu=options.get("cpu", NATIVE),
+        system=System(**options["system"]) if options.get("system") else here(),
     )
     sizes = compiled.get("sizes") or {}
     targets = {cpu: dataclasses.replace(t, sizes=sizes) for cpu, t in request.targets.items()}

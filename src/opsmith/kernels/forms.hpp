@@ -7,6 +7,10 @@
 #include "cpu.hpp"
 #include "ort_abi.hpp"
 
+#if defined(_WIN32)
+#include "windows_entry.hpp"
+#endif
+
 namespace opsmith {
 
 struct Form {
@@ -43,6 +47,7 @@ template <size_t N>
 OrtStatus* register_best(OrtSessionOptions* options, const OrtApiBase* base, const char* domain, const Form (&forms)[N]) {
   const void* table = base->GetApi(kOrtApiVersion);
   if (!table) return register_regions(options, base, domain, nullptr, 0);  // says so
+  stay_loaded();
   const Api api{static_cast<const void* const*>(table)};
   char wanted[64] = "";
   if (const char* name = getenv("OPSMITH_CPU"); name && N > 1) snprintf(wanted, sizeof wanted, "%s", name);

@@ -6,16 +6,17 @@ folder.hpp says what the manifest holds.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from os import getpid
 from pathlib import Path
 
 from opsmith import settings, store
 from opsmith.check.feed import Given
 from opsmith.compiler import CompileResult, compile
-from opsmith.compiler.geometry import NATIVE, best_first
+from opsmith.compiler.geometry import NATIVE, architecture, best_first
+from opsmith.compiler.system import find_system
 from opsmith.errors import OpsmithError
 from opsmith.provider.native import digest, library
 from opsmith.store import PathLike
@@ -46,6 +47,8 @@ def compile_ep(
     compiler: str | None = None,
     precision: str | None = None,
     cpu: str = NATIVE,
+    os: str | None = None,
+    glibc: str | None = None,
 ) -> CompileResult:
     """Compile SRC for the execution provider; the model file stays as it is. Options are those of `compile`.
 
@@ -53,11 +56,14 @@ def compile_ep(
     commas; the provider takes the best that the machine it runs on can run.
     """
     model = store.find_model(src)
+    system = find_system(os, glibc, set(map(architecture, best_first(cpu))))
+    if system.name != "linux":
+        raise OpsmithError(f"the execution provider cannot be built for {system.name} yet", "compile without --ep")
     target = cached(model) if cache else sidecar(model)
     if target.exists() and not (target / MANIFEST).exists() and any(target.iterdir()):
         raise OpsmithError(f"{target} exists and is not a folder of compiled regions; it was left alone")
     store.sweep(target.parent)
-    prefix = f".{target.name}.{os.getpid()}."
+    prefix = f".{target.name}.{getpid()}."
     scratch = Path(tempfile.mkdtemp(prefix=prefix, suffix=".tmp", dir=target.absolute().parent))
     scratch.chmod(0o755)
     try:
@@ -73,10 +79,12 @@ def compile_ep(
                 compiler=compiler,
                 precision=precision,
                 cpu=name,
+                os=os,
+                glibc=glibc,
             )
             for name in best_first(cpu)
         ]
-        _arrange(scratch, [r.variant.path for r in results if r.variant is not None], model)
+        _arrange(scratch, [r.variant.path for r in results if r.variant is not None], model, library(compiler, system))
         store.replace(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -101,7 +109,7 @@ def identity(model: Path) -> list[str]:
     return [f"model {digest(model)}", *data]
 
 
-def _arrange(folder: Path, variants: Sequence[Path], model: Path) -> None:
+def _arrange(folder: Path, variants: Sequence[Path], model: Path, provider: Path) -> None:
     """What `compile` wrote, once for each CPU, becomes the folder of the provider."""
     rows = [VERSION_LINE, *identity(model)]
     for compiled in variants:
@@ -124,7 +132,7 @@ def _arrange(folder: Path, variants: Sequence[Path], model: Path) -> None:
             if (compiled.parent / kept).exists():
                 shutil.move(compiled.parent / kept, folder / f"{Path(kept).stem}{suffix}{Path(kept).suffix}")
     shutil.rmtree(folder / "compiled")
-    shutil.copyfile(library(), folder / PROVIDER)
+    shutil.copyfile(provider, folder / PROVIDER)
     (folder / MANIFEST).write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 

@@ -13,15 +13,16 @@ from opsmith._version import __version__
 from opsmith.compiler import geometry
 from opsmith.compiler.build import build, find_compiler, headers_digest
 from opsmith.compiler.emit import Source
+from opsmith.compiler.system import System
 from opsmith.errors import OpsmithError
 
 SOURCES = Path(__file__).parent
 
 
 @functools.cache
-def library(compiler: str | None = None) -> Path:
-    """The library, for any CPU of this machine's architecture."""
-    tool = find_compiler(compiler)
+def library(compiler: str | None = None, system: System | None = None) -> Path:
+    """The library, for any CPU of the architecture; SYSTEM None: this machine's."""
+    tool = find_compiler(compiler, system)
     version = f'#define OPSMITH_VERSION "{__version__}"\n'
     sources = [Source("provider.cpp", version + (SOURCES / "provider.cpp").read_text(encoding="utf-8"))]
     sources += [Source(h.name, h.read_text(encoding="utf-8")) for h in sorted(SOURCES.glob("*.hpp"))]

@@ -1,0 +1,30 @@
+"""opsmith pack VARIANT -o FILE.opsmith.zip"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from opsmith.cli import console
+
+PANEL = "Road"
+ORDER = 46
+EXAMPLES = (
+    "opsmith pack models/bert/dynamo_compiled",
+    "opsmith pack models/bert/dynamo_compiled -o bert.opsmith.zip",
+)
+
+
+def command(
+    variant: Annotated[str, typer.Argument(help="A compiled variant, or a model with its folder for the provider.")],
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", help="The zip file to write.", show_default="VARIANT's name, .opsmith.zip"),
+    ] = None,
+) -> None:
+    """Put a compiled model, its library, weights, licences, checksums and loaders for C, C++ and Python into one file."""
+    from opsmith.provider.bundle import pack
+
+    path = pack(variant, output)
+    console.say(f"wrote {console.escape(str(path))} ({path.stat().st_size / 1e6:.1f} MB)")
