@@ -220,7 +220,7 @@ def main() -> int:
             kept.write_text(json.dumps(dataclasses.asdict(rows[-1])), encoding="utf-8")
         r = rows[-1]
         ratio = "-" if r.ratio is None else f"{r.ratio[0]:.2f} ({r.ratio[1]:.2f} to {r.ratio[2]:.2f})"
-        state = "right" if r.verified else r.problem
+        state = r.problem or "right"
         memory = f"{r.compile_rss >> 20:5} MiB ({r.stock_rss >> 20})"
         print(
             f"{r.name:22} {r.native:5} of {r.nodes:5} native  {ratio:22} {r.compile_s:4.0f} s {memory}  {state}",

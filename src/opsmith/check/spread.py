@@ -11,6 +11,7 @@ over all elements and over the worst slice of every axis, where a wrong channel 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from opsmith.errors import OpsmithError
 ROOM = 2.0  # times its own spread
 ULPS = 8  # that what enters a step moves by at most, as it does when a sum is taken in another order
 SEEDS = (1, 2, 3)
+BLOCK = 1 << 20  # elements that are compared at once
 PATIENCE = 30.0  # seconds: after that, each kind of run has been made once, and no further one is begun
 
 # Operators whose result jumps where their operand moves by an ulp.
@@ -193,39 +195,68 @@ def statistics(reference: Array, other: Array) -> dict[str, float] | None:
     """What a difference is like; None if the two cannot be subtracted or have NaN or infinity in different places."""
     if reference.shape != other.shape or reference.dtype != other.dtype or reference.dtype.kind not in "fiub":
         return None
+    if not reference.size:
+        return {}
+    shape = reference.shape
+    sums, squares = ([np.zeros(length) for length in shape] for _ in range(2))  # per slice of every axis
+    largest = product = size = 0.0
+    for index in _blocks(shape):
+        pair = _numbers(reference[index], other[index])
+        if pair is None:
+            return None
+        a, difference = pair
+        largest = max(largest, float(np.abs(difference).max()))
+        product += float((difference * a).sum())
+        size += float((a**2).sum())
+        for totals, part in ((sums, difference), (squares, difference**2)):
+            for axis in range(len(shape)):
+                at = index[axis] if axis < len(index) else slice(None)
+                others = tuple(i for i in range(part.ndim) if i != axis - len(index))
+                totals[axis][at] += part.sum(others)
+    count = reference.size
+    found = {
+        "largest": largest,
+        "mean square": math.sqrt(squares[0].sum() / count) if shape else largest,
+        "offset": abs(float(sums[0].sum())) / count if shape else largest,
+        "gain": abs(product / count) / math.sqrt(size / count) if size else 0.0,
+    }
+    for axis, length in enumerate(shape):
+        if length > 1 and len(shape) > 1:
+            found[f"mean square on axis {axis}"] = math.sqrt(float(squares[axis].max()) * length / count)
+            found[f"offset on axis {axis}"] = float(np.abs(sums[axis]).max()) * length / count
+    return found
+
+
+def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Indices into the first axes, so many that what is left is small: eight bytes for every element of an image are a lot."""
+    leading = next((k for k in range(len(shape)) if math.prod(shape[k:]) <= BLOCK), len(shape))
+    return np.ndindex(*shape[:leading])
+
+
+def _numbers(reference: Array, other: Array) -> tuple[Array, Array] | None:
+    """The reference, and how far the other is from it; None where NaN or infinity are in different places."""
     if reference.dtype.kind == "f":
         a, b = reference.astype(np.float64), other.astype(np.float64)
         finite = np.isfinite(a)
         if not np.array_equal(np.where(finite, 0, a), np.where(np.isfinite(b), 0, b), equal_nan=True):
             return None
-        a, b = np.where(finite, a, 0), np.where(finite, b, 0)
-    elif reference.dtype.itemsize == 1 and reference.dtype.kind != "b":
-        a, b = reference.astype(np.float64), other.astype(np.float64)
-    else:  # indices and labels: which differ, not by how much
-        a, b = np.zeros(reference.shape), (reference != other).astype(np.float64)
-    difference = b - a
-    if not difference.size:
-        return {}
-    size = size_of(a)
-    found = {
-        "largest": float(np.abs(difference).max()),
-        "mean square": float(np.sqrt(np.mean(difference**2))),
-        "offset": abs(float(difference.mean())),
-        "gain": abs(float(np.mean(difference * a))) / size if size else 0.0,
-    }
-    for axis, length in enumerate(difference.shape):
-        if length > 1 and difference.ndim > 1:
-            others = tuple(i for i in range(difference.ndim) if i != axis)
-            found[f"mean square on axis {axis}"] = float(np.sqrt((difference**2).mean(others)).max())
-            found[f"offset on axis {axis}"] = float(np.abs(difference.mean(others)).max())
-    return found
+        return np.where(finite, a, 0), np.where(finite, b - np.where(finite, a, 0), 0)
+    if reference.dtype.itemsize == 1 and reference.dtype.kind != "b":
+        return reference.astype(np.float64), other.astype(np.float64) - reference
+    # indices and labels: which differ, not by how much
+    return np.zeros(reference.shape), np.asarray(reference != other, np.float64)
 
 
 def size_of(reference: Array) -> float:
     """The root of the mean square of what is finite."""
-    numbers = reference.astype(np.float64) if reference.dtype.kind in "fiub" else np.zeros(1)
-    finite = numbers[np.isfinite(numbers)]
-    return float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
+    if reference.dtype.kind not in "fiub":
+        return 0.0
+    total = count = 0.0
+    for index in _blocks(reference.shape):
+        numbers = reference[index].astype(np.float64)
+        finite = numbers[np.isfinite(numbers)]
+        total, count = total + float((finite**2).sum()), count + finite.size
+    return math.sqrt(total / count) if count else 0.0
 
 
 def exceeds(variant: Mapping[str, float], own: Mapping[str, float], floor: float) -> str | None:

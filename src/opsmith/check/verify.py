@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -605,40 +606,32 @@ def compare_arrays(
         return _compare_exact(a, b, name, 0.0 if atol is None else atol)
     used_rtol, used_atol = TOLERANCES[dtype]
     used_rtol, used_atol = used_rtol if rtol is None else rtol, used_atol if atol is None else atol
-    wide = np.complex128 if a.dtype.kind == "c" else np.float64
-    left, right = a.astype(wide).ravel(), b.astype(wide).ravel()
-    finite = np.isfinite(left) & np.isfinite(right)
-    special = ~finite & ~((left == right) | (np.isnan(left) & np.isnan(right)))
-    left, right = left[finite], right[finite]
-    distance, size = np.abs(right - left), np.abs(left)
-    scale = float(size.max(initial=0.0))
+    scale = max((float(np.abs(x).max(initial=0.0)) for x, _, _ in _finite_blocks(a, b)), default=0.0)
     if bound is not None:
         used_rtol, used_atol = 0.0, bound * scale
-    max_abs = float(distance.max(initial=0.0))
-    matters = size > used_atol
-    max_rel = float((distance[matters] / size[matters]).max(initial=0.0))
-    allowed = used_atol + used_rtol * size
-    needed_rtol, needed_atol = _needed(distance, allowed, used_rtol, used_atol)
+    found = _Differences()
+    for block in _finite_blocks(a, b):
+        found.take(*block, used_rtol, used_atol)
     problem = None
-    if special.any():
-        where = np.unravel_index(int(np.argmax(special)), a.shape)
+    if found.special:
+        where = np.unravel_index(found.first_special, a.shape)
         was, got = a[where], b[where]
-        problem = f"{got} instead of {was} at {[int(i) for i in where]} ({int(special.sum())} such elements)"
-    elif (wrong := distance > allowed).any():
+        problem = f"{got} instead of {was} at {[int(i) for i in where]} ({found.special} such elements)"
+    elif found.wrong:
         by = (
             f"rtol {used_rtol:g}, atol {used_atol:g}"
             if bound is None
             else f"{bound:g} of the output's scale, {scale:.3g}"
         )
-        problem = f"{int(wrong.sum())} of {a.size} elements differ by more than {by}"
-    cosine = _cosine(left, right)
+        problem = f"{found.wrong} of {a.size} elements differ by more than {by}"
+    needed_rtol, needed_atol = found.needed(used_rtol, used_atol)
     return OutputCheck(
         name,
         dtype,
         b.shape,
-        max_abs,
-        max_rel,
-        cosine,
+        found.max_abs,
+        found.max_rel,
+        found.cosine,
         used_rtol,
         used_atol,
         needed_rtol,
@@ -649,16 +642,64 @@ def compare_arrays(
     )
 
 
-def _needed(distance: Array, allowed: Array, rtol: float, atol: float) -> tuple[float, float]:
-    """The given tolerances scaled by the smallest factor that lets every element pass."""
-    if rtol == 0 and atol == 0:
-        return 0.0, float(distance.max(initial=0.0))
-    apart = distance > 0
-    if not apart.any():
-        return 0.0, 0.0
-    with np.errstate(divide="ignore", over="ignore"):
-        factor = float((distance[apart] / allowed[apart]).max())
-    return factor * rtol if rtol else 0.0, factor * atol if atol else 0.0
+BLOCK = 1 << 20  # elements that are compared at once: several copies in double are made of them
+
+
+def _finite_blocks(a: Array, b: Array) -> Iterator[tuple[Array, Array, Array]]:
+    """Elements that are finite in both, in double, and the places of those that are special in one only; block by block."""
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    flat_a, flat_b = a.reshape(-1), b.reshape(-1)
+    for start in range(0, a.size, BLOCK):
+        left, right = (flat[start : start + BLOCK].astype(wide) for flat in (flat_a, flat_b))
+        finite = np.isfinite(left) & np.isfinite(right)
+        special = ~finite & ~((left == right) | (np.isnan(left) & np.isnan(right)))
+        yield left[finite], right[finite], start + np.flatnonzero(special)
+
+
+@dataclasses.dataclass
+class _Differences:
+    """What is known after some blocks."""
+
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    factor: float = 0.0  # by which the tolerances must grow for every element to pass
+    wrong: int = 0
+    special: int = 0
+    first_special: int = 0
+    product: complex = 0.0
+    squares_a: float = 0.0
+    squares_b: float = 0.0
+
+    def take(self, left: Array, right: Array, special: Array, rtol: float, atol: float) -> None:
+        distance, size = np.abs(right - left), np.abs(left)
+        self.max_abs = max(self.max_abs, float(distance.max(initial=0.0)))
+        matters = size > atol
+        self.max_rel = max(self.max_rel, float((distance[matters] / size[matters]).max(initial=0.0)))
+        allowed = atol + rtol * size
+        self.wrong += int((distance > allowed).sum())
+        apart = distance > 0
+        with np.errstate(divide="ignore", over="ignore"):
+            self.factor = max(self.factor, float((distance[apart] / allowed[apart]).max(initial=0.0)))
+        if special.size and not self.special:
+            self.first_special = int(special[0])
+        self.special += special.size
+        with np.errstate(over="ignore"):
+            self.product += complex(np.vdot(left, right))
+            self.squares_a += float(np.vdot(left, left).real)
+            self.squares_b += float(np.vdot(right, right).real)
+
+    def needed(self, rtol: float, atol: float) -> tuple[float, float]:
+        """The given tolerances scaled by the smallest factor that lets every element pass."""
+        if rtol == 0 and atol == 0:
+            return 0.0, self.max_abs
+        return self.factor * rtol if rtol else 0.0, self.factor * atol if atol else 0.0
+
+    @property
+    def cosine(self) -> float:
+        lengths = math.sqrt(self.squares_a) * math.sqrt(self.squares_b)
+        if lengths == 0:
+            return 1.0 if self.squares_a == self.squares_b == 0 else 0.0
+        return (abs(self.product) if self.product.imag else self.product.real) / lengths
 
 
 def _cosine(left: Array, right: Array) -> float:
