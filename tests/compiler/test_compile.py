@@ -304,7 +304,7 @@ def test_weights_stored_in_half_precision_are_read_as_such(tmp_path):
     model = graph(
         """g (float[n, 96, h, w] x) => (float[n, p, 800] y) <int64[3] s = {0, 96, -1}> {
           k = Cast<to = 1>(kernel)  m = Cast<to = 1>(matrix)
-          c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, k)  r = Reshape(c, s)  t = Transpose<perm = [0, 2, 1]>(r)
+          c = Conv<pads = [1, 1, 1, 1], strides = [3, 3]>(x, k)  r = Reshape(c, s)  t = Transpose<perm = [0, 2, 1]>(r)
           y = MatMul(t, m) }"""
     )
     model.graph.initializer.append(onnx.numpy_helper.from_array(kernel, "kernel"))

@@ -150,11 +150,13 @@ def test_winograd_pays_by_the_same_estimate_in_the_compiler_and_at_run_time(
     assert {True, False} == set(answers)
 
 
-def test_winograd_needs_a_plain_3x3_kernel_and_16_channels_on_both_sides() -> None:
+def test_winograd_needs_a_3x3_kernel_and_8_channels_on_both_sides_or_16_with_stride_2() -> None:
     assert list(winograd.fitting((16, 16, 3, 3), (1, 1), (1, 1), 1)) == ["conv2d_winograd4", "conv2d_winograd2"]
     assert list(winograd.fitting((16, 16, 3, 3), (2, 2), (1, 1), 1)) == ["conv2d_winograd4_stride2"]
-    assert not winograd.fitting((15, 16, 3, 3), (1, 1), (1, 1), 1)
-    assert not winograd.fitting((16, 15, 3, 3), (1, 1), (1, 1), 1)
+    assert winograd.fitting((8, 8, 3, 3), (1, 1), (1, 1), 1)
+    assert not winograd.fitting((7, 16, 3, 3), (1, 1), (1, 1), 1)
+    assert not winograd.fitting((16, 7, 3, 3), (1, 1), (1, 1), 1)
+    assert not winograd.fitting((15, 16, 3, 3), (2, 2), (1, 1), 1)
     assert not winograd.fitting((16, 16, 3, 1), (1, 1), (1, 1), 1)
     assert not winograd.fitting((16, 16, 3, 3), (1, 2), (1, 1), 1)
     assert not winograd.fitting((16, 16, 3, 3), (3, 3), (1, 1), 1)

@@ -61,6 +61,20 @@ void check_cell(const Pool& one, const Pool& three, Random& random) {
   check<C, true>(three, random, 3, 0, 50, 2, 2);
 }
 
+// Every part of a round once, and no round before the one before it has ended; also where a pool runs its tasks one after another.
+static void check_rounds(const Pool& pool, i64 rounds, i64 parts) {
+  Array<i64> runs(rounds * parts);
+  for (i64 i = 0; i < runs.size; ++i) runs.data[i] = 0;
+  i64 early = 0;
+  in_rounds(pool, rounds, parts, [&](i64 round, i64 part) {
+    for (i64 i = 0; i < parts && round > 0; ++i)
+      if (__atomic_load_n(runs.data + (round - 1) * parts + i, __ATOMIC_ACQUIRE) != 1) __atomic_fetch_add(&early, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(runs.data + round * parts + part, 1, __ATOMIC_ACQ_REL);
+  });
+  CHECK(early == 0);
+  for (i64 i = 0; i < runs.size; ++i) CHECK(runs.data[i] == 1);
+}
+
 int main() {
   Random random;
   Threads threads(3);
@@ -69,6 +83,9 @@ int main() {
   check_cell<Cell::lstm>(one, three, random);
   check_cell<Cell::gru>(one, three, random);
   check_cell<Cell::gru_linear>(one, three, random);
+  const Pool lonely{[](void*, Pool::Task task, size_t total, void* user) { for (size_t i = total; i-- > 0;) task(user, i); }, nullptr, 3};
+  for (i64 parts : {0, 1, 2, 3, 7, 100})
+    for (i64 rounds : {0, 1, 300}) check_rounds(one, rounds, parts), check_rounds(three, rounds, parts), check_rounds(lonely, rounds, parts);
   int32_t lengths[] = {0, 3, 4};
   CHECK(lengths_fit(3, 4, lengths) && !lengths_fit(3, 3, lengths));
   return finish();

@@ -23,6 +23,7 @@ class Way:
     points: tuple[float, ...]  # of interpolation; infinity comes on top
     per_tile: int
     fixed: int = 0  # what reading the transformed weights adds where few pixels share it
+    channels: int = 8  # on both sides: with fewer the transforms are not worth it
 
     @property
     def filters(self) -> int:
@@ -39,16 +40,17 @@ class Way:
 WAYS = {
     "conv2d_winograd4": Way(4, 1, (0.0, 0.625, -0.625, 1.5, -1.5), 104),
     "conv2d_winograd2": Way(2, 1, (0.0, 1.0, -1.0), 40),
-    "conv2d_winograd4_stride2": Way(4, 2, (0.5, -0.5, 1.125, -1.125), 190, 250),
+    "conv2d_winograd4_stride2": Way(4, 2, (0.5, -0.5, 1.125, -1.125), 190, 250, channels=16),
 }
 
 
 def fitting(weights: Sequence[int], strides: Sequence[int], dilations: Sequence[int], groups: int) -> dict[str, Way]:
-    """The ways that can convolve with WEIGHTS (O, C, KH, KW), if there are enough channels for transforms to be worth it."""
-    enough = groups == 1 and tuple(weights[2:]) == (3, 3) and min(weights[:2]) >= 16
+    """The ways that can convolve with WEIGHTS (O, C, KH, KW) and have enough channels for it."""
+    square = groups == 1 and tuple(weights[2:]) == (3, 3)
     stride = strides[0] if all(s == strides[0] for s in strides) else 0
     dense = all(d == 1 for d in dilations)
-    return {name: way for name, way in WAYS.items() if enough and way.stride == stride and (dense or stride == 1)}
+    found = {name: way for name, way in WAYS.items() if square and way.stride == stride and (dense or stride == 1)}
+    return {name: way for name, way in found.items() if min(weights[:2]) >= way.channels}
 
 
 def direct_cost(batch: int, height: int, width: int) -> int:

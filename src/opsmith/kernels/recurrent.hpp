@@ -10,6 +10,8 @@
 // threads can share is, in this order: directions, sequences (if R is small enough to be read by each), blocks of units.
 #pragma once
 
+#include <sched.h>
+
 #include "gemm.hpp"
 #include "math.hpp"
 
@@ -84,6 +86,38 @@ inline void pack_recurrent(const Pool& pool, i64 directions, i64 gates, i64 H, c
 // Both h (before and after a step) and what a cell keeps: c, or of a GRU r * h and z.
 inline i64 recurrent_workspace(const RecurrentShape& s) {
   return 4 * round_up(s.directions * s.batch * s.hidden, 16) * static_cast<i64>(sizeof(float));
+}
+
+// f(round, part) for every part of a round, then of the next: threads stay for all rounds, because handing over a round of 20 us to a
+// pool costs a good part of it. Whoever is there claims parts, its own first, whose weights lie in its cache; a thread waits only for
+// parts that another one is at work on, so one thread alone, or one that comes late, is as right.
+template <class Fn>
+void in_rounds(const Pool& pool, i64 rounds, i64 parts, Fn&& f) {
+  constexpr i64 most = 64;
+  if (parts <= 1 || parts > most || pool.threads <= 1) {
+    for (i64 round = 0; round < rounds; ++round) pool.parallel_for(parts, [&](i64 part) { f(round, part); });
+    return;
+  }
+  alignas(64) i64 claimed[most] = {};  // rounds of each part that someone has taken
+  alignas(64) i64 done = 0;            // parts of all rounds
+  pool.parallel_for(min<i64>(pool.threads, parts), [&](i64 thread) {
+    const i64 first = thread * parts / min<i64>(pool.threads, parts);
+    for (i64 round = 0; round < rounds; ++round) {
+      i64 now = __atomic_load_n(&done, __ATOMIC_ACQUIRE);
+      for (i64 spins = 0; now < round * parts; now = __atomic_load_n(&done, __ATOMIC_ACQUIRE)) {
+        if (++spins > 256) sched_yield();
+        for (int i = 0; i < 32; ++i) __asm__ volatile("" ::: "memory");  // leaves the line to those who count
+      }
+      round = max(round, now / parts);  // the others may be far ahead
+      for (i64 i = 0; round < rounds && i < parts; ++i) {
+        const i64 part = (first + i) % parts;
+        i64 expected = round;
+        if (!__atomic_compare_exchange_n(claimed + part, &expected, round + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) continue;
+        f(round, part);
+        __atomic_fetch_add(&done, 1, __ATOMIC_ACQ_REL);
+      }
+    }
+  });
 }
 
 // The operands of a layer; those that are optional may be null.
@@ -252,12 +286,10 @@ struct Recurrent {
       return;
     }
     const i64 splits = min(blocks, min(share, static_cast<i64>(time / 5e3)));
-    for (i64 t = 0; t < s.steps; ++t)
-      for (int phase = 0; phase < phases; ++phase)
-        pool.parallel_for(s.directions * splits, [&](i64 task) {
-          const i64 d = task / splits, i = task % splits;
-          step(d, t, phase, 0, s.batch, blocks * i / splits, blocks * (i + 1) / splits);
-        });
+    in_rounds(pool, s.steps * phases, s.directions * splits, [&](i64 round, i64 part) {
+      const i64 d = part / splits, i = part % splits;
+      step(d, round / phases, static_cast<int>(round % phases), 0, s.batch, blocks * i / splits, blocks * (i + 1) / splits);
+    });
   }
 };
 

@@ -524,6 +524,7 @@ def packed(algorithm: Algorithm, conv: Convolution, builder: Builder) -> Buffer:
 GROWTH, FREE_BYTES = 0.75, 768 << 20
 # In bf16 a layer's weights lie in one form only, and the file stays small: transformed ones are 16/9 times as large.
 GROWTH_BF16, FREE_BYTES_BF16 = 0.15, 96 << 20
+CHANNELS_BF16 = 16  # on both sides: with fewer the transforms are not worth it
 DIRECT_SPEED = 200e9  # operations per second; only the order of the options depends on it
 
 
@@ -572,6 +573,8 @@ def _options_bf16(node: Node, target: Target) -> list[Option]:
     if "conv2d_winograd2" not in _ways(node):
         return []
     o, c = _weight_dims(node)[:2]
+    if min(o, c) < CHANNELS_BF16:
+        return []
     batch, height, width = (max(1, estimate(d)) for d in (node.outputs[0].dims[0], *node.outputs[0].dims[2:]))
     gain = winograd.cost_bf16(None, batch, height, width)
     gain -= winograd.cost_bf16(2, batch, height, width, _pair(node, "dilations"))
