@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
+import itertools
 import shutil
 import tempfile
 import time
@@ -18,16 +19,16 @@ from opsmith import machine, progress, session, settings, store
 from opsmith.check.feed import Given, Judged, judged_feed
 from opsmith.check.inputs import Fixed
 from opsmith.check.verify import VerifyResult
-from opsmith.compiler import geometry, keep, tune
+from opsmith.compiler import auto, geometry, keep, tune
 from opsmith.compiler.build import Compiler, build, find_compiler
 from opsmith.compiler.convert import Blob, replace_regions, save_converted, seal_weights, write_weights
 from opsmith.compiler.cut import Cut, HandedBack, cut
 from opsmith.compiler.emit import Source as SourceFile
 from opsmith.compiler.emit import emit_instances, emit_region, emit_registration, instances
-from opsmith.compiler.find_wrong import Found, find_wrong
+from opsmith.compiler.find_wrong import Found, all_values, find_wrong
 from opsmith.compiler.lower import Target
 from opsmith.compiler.plan import plan_memory
-from opsmith.compiler.precision import FP32, PRECISIONS, Precision
+from opsmith.compiler.precision import AUTO, FP32, PRECISIONS, Precision, cheapest
 from opsmith.compiler.program import show
 from opsmith.compiler.source import Source, load, prepare
 from opsmith.compiler.step_by_step import find_hidden, passed_by_spread
@@ -54,6 +55,7 @@ class Request:
     tool: Compiler | None = None  # None: only the source is wanted
     precision: Precision = FP32
     cpu: str = geometry.NATIVE
+    max_error: float | None = None  # of each output's scale; given where precisions are chosen (auto)
 
     @property
     def target(self) -> Target:
@@ -71,7 +73,9 @@ class Request:
     @property
     def options(self) -> dict[str, Any]:
         shapes = {"shapes": dict(self.shapes)} if self.shapes else {}
-        precision = {} if self.precision is FP32 else {"precision": self.precision.name}
+        precision: dict[str, Any] = {} if self.precision is FP32 else {"precision": self.precision.name}
+        if self.max_error is not None:
+            precision = {"precision": AUTO, "max_error": self.max_error}
         cpu = {} if self.cpu == geometry.NATIVE else {"cpu": self.cpu}
         return {"regions": self.regions, "search": self.search, "strict": self.strict, **cpu, **precision, **shapes}
 
@@ -98,6 +102,7 @@ class CompileResult:
     remarks: list[str] = dataclasses.field(default_factory=list)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # where compile's own time went
     tuning: Tuning | None = None  # what was measured and chosen, with search 1 and 2
+    choices: list[auto.Choice] = dataclasses.field(default_factory=list)  # of precision auto
 
     @property
     def native(self) -> int:
@@ -113,6 +118,7 @@ def compile(
     search: int | None = None,
     strict: bool = False,
     precision: str | None = None,
+    max_error: float | None = None,
     shapes: Fixed | None = None,
     inputs: Given | None = None,
     verify: bool = True,
@@ -125,8 +131,9 @@ def compile(
     """Compile SRC into the variant folder DEST. docs/compile.md says what the options mean."""
     chosen = settings.get(search=search, precision=precision)
     tool = None if emit_only or dry_run else find_compiler(compiler)
-    precise = PRECISIONS[chosen.precision]
-    request = Request(src, dest, regions, chosen.search, strict, shapes, inputs, verify, tool, precise, cpu)
+    bound = _max_error(chosen.precision, max_error)
+    precise = cheapest(chosen.precision)
+    request = Request(src, dest, regions, chosen.search, strict, shapes, inputs, verify, tool, precise, cpu, bound)
     if chosen.search and not request.runs_here:
         raise OpsmithError(f"kernels for {cpu} cannot be measured on this CPU", "compile for it with --search 0")
     clock = Clock()
@@ -142,6 +149,17 @@ def compile(
         result = finish(best, request, draft)
     result.variant = Variant(store.find_model(dest))
     return result
+
+
+def _max_error(precision: str, given: float | None) -> float | None:
+    if precision != AUTO:
+        if given is not None:
+            raise OpsmithError("--max-error chooses precisions: it needs --precision auto")
+        return None
+    bound = auto.MAX_ERROR if given is None else given
+    if not 0 < bound < 1:
+        raise OpsmithError(f"--max-error is a share of each output's scale, between 0 and 1, not {bound:g}")
+    return bound
 
 
 # --- one attempt after the other ---
@@ -175,14 +193,15 @@ def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> It
         judge = None
         if request.measured and judged is not None and judged.feed is not None:
             judge = keep.Judge(path, judged.feed, Path(scratch))
+        target, choices = choose_precisions(source, path, request, target, judged, draft, clock)
         measured = wrong = number = 0
         while True:
             pieces = cut(source, request.regions, target, handed_back)
             clock.lap("lower")
             pieces, tuning = tuned(pieces, request, target, handed_back)
             clock.lap("tune")
-            attempt = build_attempt(pieces, request, draft, number, clock)
-            attempt.result.tuning, attempt.result.judged = tuning, judged
+            attempt = build_attempt(pieces, request, draft, f"attempt{number}", clock)
+            attempt.result.tuning, attempt.result.judged, attempt.result.choices = tuning, judged, choices
             attempt.result.remarks += remarks
             number += 1
             if request.verify and not request.runs_here:
@@ -215,6 +234,30 @@ def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> It
             handed_back |= slow
 
 
+def choose_precisions(
+    source: Source, path: Path, request: Request, target: Target, judged: Judged | None, draft: Draft, clock: Clock
+) -> tuple[Target, list[auto.Choice]]:
+    """The target with a precision for every product, found by building and verifying (auto.py), if that was asked for."""
+    if request.max_error is None:
+        return target, []
+    if judged is None or not request.runs_here:
+        raise OpsmithError("--precision auto builds and measures: it needs a compiler and the CPU that it compiles for")
+    pieces = cut(source, request.regions, target)
+    products = auto.layers(pieces, all_values(pieces, judged.required()))
+    number = itertools.count()
+
+    def within(chosen: dict[str, Precision]) -> bool:
+        trial = cut(source, request.regions, dataclasses.replace(target, precisions=chosen))
+        attempt = build_attempt(trial, request, draft, f"plan{next(number)}", clock)
+        verified = check(path, attempt, request)
+        shutil.rmtree(attempt.draft.folder)
+        return verified.ok or verified.unchecked is not None
+
+    chosen = auto.search(products, within) if products else {}
+    clock.lap("choose")
+    return dataclasses.replace(target, precisions=chosen), auto.table(products, chosen)
+
+
 def examine(source: Path, attempt: Attempt, request: Request, target: Target, wrong: int) -> Found | None:
     """Verify an attempt; what of it has to go back to ONNX Runtime, WRONG such findings before."""
     result = attempt.result
@@ -242,8 +285,10 @@ def what_differs(attempt: Attempt, request: Request, target: Target, wrong: int)
     problems = "; ".join(verified.problems[:3]) or (hidden.remark if hidden else "")
     if request.precision is not FP32 and not any(c.problem for c in verified.cases):
         raise NotTheSame(
-            f"in {request.precision.name} the model is too far from its source: {problems}",
-            f"compile it with --precision {' or '.join(_more_exact(request.precision))}",
+            f"in {request.options['precision']} the model is too far from its source: {problems}",
+            "allow more with --max-error"
+            if request.max_error is not None
+            else f"compile it with --precision {' or '.join(_more_exact(request.precision))}",
         )
     if request.regions == "whole":
         raise NotTheSame(f"the compiled model differs from its source: {problems}")
@@ -314,9 +359,9 @@ def keep_source(best: Attempt, request: Request, draft: Draft) -> CompileResult:
     return result
 
 
-def build_attempt(pieces: Cut, request: Request, draft: Draft, number: int, clock: Clock) -> Attempt:
+def build_attempt(pieces: Cut, request: Request, draft: Draft, name: str, clock: Clock) -> Attempt:
     """Pack, emit, build, convert."""
-    folder = draft.folder / f"attempt{number}"
+    folder = draft.folder / name
     folder.mkdir()
     own = dataclasses.replace(draft, folder=folder, path=folder / draft.path.name, record=dict(draft.record))
     data = own.path.with_name(f"{own.path.name}.data")
@@ -416,7 +461,8 @@ def check(source: Path, attempt: Attempt, request: Request) -> VerifyResult:
     """Against the unchanged model, on its test data and on fresh random inputs."""
     from opsmith.check.verify import verify as verify_models
 
-    return verify_models(source, Variant(attempt.draft.path), inputs=request.inputs, precision=request.precision.name)
+    options: dict[str, Any] = {"precision": request.precision.name, "bound": request.max_error}
+    return verify_models(source, Variant(attempt.draft.path), inputs=request.inputs, **options)
 
 
 # --- what is told about it ---
@@ -462,6 +508,7 @@ def _facts(
         "measured": None if result.timing is None else _measured(result),
         "remarks": result.remarks,
         **({"tuned": result.tuning.to_dict()} if result.tuning else {}),
+        **({"chosen": [dataclasses.asdict(c) for c in result.choices]} if result.choices else {}),
     }
 
 

@@ -26,7 +26,7 @@ from opsmith.compiler.build import find_compiler
 from opsmith.compiler.convert import Blob, replace_regions, save_converted, seal_weights
 from opsmith.compiler.cut import Cut, cut
 from opsmith.compiler.geometry import NATIVE
-from opsmith.compiler.precision import FP32, PRECISIONS
+from opsmith.compiler.precision import FP32, PRECISIONS, cheapest
 from opsmith.compiler.program import show
 from opsmith.compiler.source import load, prepare
 from opsmith.errors import NotTheSame, OpsmithError
@@ -70,8 +70,9 @@ def weights(
         save_converted(replace_regions(pieces.source, pieces.regions, blobs, domain, data), draft.path, data)
         draft.record["compiled"] = {**old.record["compiled"], "measured": None}
         draft.write_record()
-        precision = old.record["options"].get("precision", FP32.name)
-        verified = verify_models(model, draft.path, precision=precision) if verify else None
+        options = old.record["options"]
+        precision, bound = cheapest(options.get("precision", FP32.name)).name, options.get("max_error")
+        verified = verify_models(model, draft.path, precision=precision, bound=bound) if verify else None
         if verified is not None and not verified.ok and verified.unchecked is None:
             raise NotTheSame(f"with the new weights it differs from its source: {'; '.join(verified.problems[:3])}")
     count = sum(len(p.weights) for p in pieces.programs)
@@ -105,10 +106,11 @@ def _cut_again(model: ir.Model, options: Mapping[str, Any], compiled: Mapping[st
         bool(options.get("strict")),
         options.get("shapes"),
         tool=find_compiler() if options.get("search") else None,
-        precision=PRECISIONS[options.get("precision", FP32.name)],
+        precision=cheapest(options.get("precision", FP32.name)),
         cpu=options.get("cpu", NATIVE),
     )
-    target = dataclasses.replace(request.target, sizes=compiled.get("sizes") or {})
+    chosen = {line["node"]: PRECISIONS[line["precision"]] for line in compiled.get("chosen") or []}
+    target = dataclasses.replace(request.target, sizes=compiled.get("sizes") or {}, precisions=chosen)
     pieces = cut(prepare(load(model, request.shapes)), request.regions, target, handed_back)
     return tuned(pieces, request, target, handed_back)[0]
 

@@ -45,6 +45,7 @@ def compile_ep(
     verify: bool = True,
     compiler: str | None = None,
     precision: str | None = None,
+    max_error: float | None = None,
     cpu: Sequence[str] = (NATIVE,),
 ) -> CompileResult:
     """Compile SRC for the execution provider; the model file stays as it is. Options are those of `compile`.
@@ -72,6 +73,7 @@ def compile_ep(
                 verify=verify,
                 compiler=compiler,
                 precision=precision,
+                max_error=max_error,
                 cpu=name,
             )
             for name in dict.fromkeys(cpu)
