@@ -245,11 +245,12 @@ def choose_precisions(
     pieces = cut(source, request.regions, target)
     products = auto.layers(pieces, all_values(pieces, judged.required()))
     number = itertools.count()
+    closer = dataclasses.replace(request, max_error=auto.MARGIN * request.max_error)
 
     def within(chosen: dict[str, Precision]) -> bool:
         trial = cut(source, request.regions, dataclasses.replace(target, precisions=chosen))
         attempt = build_attempt(trial, request, draft, f"plan{next(number)}", clock)
-        verified = check(path, attempt, request)
+        verified = check(path, attempt, closer)
         shutil.rmtree(attempt.draft.folder)
         return verified.ok or verified.unchecked is not None
 

@@ -26,6 +26,7 @@ from opsmith.compiler.find_wrong import Values
 from opsmith.compiler.precision import BF16, FP32, INT8, Precision
 
 MAX_ERROR = 2e-2  # of each output's scale, where the user says nothing
+MARGIN = 0.9  # of the bound that a plan may use: another cut, without the nodes that were slow, rounds differently
 STEPS = 8  # of the ladder, from int8 to bf16 and again from bf16 to fp32
 MOST_ROWS = 512  # of activations that an error is estimated from
 SPEED = {FP32.name: 1, BF16.name: 2, INT8.name: 4}  # products per time, where the CPU has instructions for them
