@@ -24,11 +24,13 @@ from opsmith.compiler import pack
 from opsmith.compiler.cut import Cut
 from opsmith.compiler.find_wrong import Values
 from opsmith.compiler.precision import BF16, FP32, INT8, Precision
+from opsmith.sizes import estimate
 
 MAX_ERROR = 2e-2  # of each output's scale, where the user says nothing
 MARGIN = 0.9  # of the bound that a plan may use: another cut, without the nodes that were slow, rounds differently
 STEPS = 8  # of the ladder, from int8 to bf16 and again from bf16 to fp32
 MOST_ROWS = 512  # of activations that an error is estimated from
+USUAL = {BF16.name: 2.3e-3, INT8.name: 9e-3}  # errors of a product that cannot be looked at alone
 SPEED = {FP32.name: 1, BF16.name: 2, INT8.name: 4}  # products per time, where the CPU has instructions for them
 
 Floats = npt.NDArray[np.float32]
@@ -57,21 +59,25 @@ def layers(pieces: Cut, values: Values) -> list[Layer]:
     """The products of a model that was lowered in int8, with their errors on these values."""
     facts = pieces.source.scopes[0].analysis.facts
     nodes = {n.name or "": n for r in pieces.regions for n in r.nodes}
-    calls = [c for p in pieces.programs for c in p.calls if c.precision in (INT8, BF16) and c.node in nodes]
+    calls = [c for p in pieces.programs for c in p.calls if c.precision in (INT8, BF16)]
     found: dict[str, tuple[float, dict[str, float]]] = {}
     for call in calls:
-        node = nodes[call.node]
+        node, operations = nodes.get(call.node), float(estimate(call.flops))
+        if node is None:  # made of several nodes of the model while it was lowered
+            found[call.node] = (operations, {p.name: USUAL[p.name] for p in (BF16, call.precision) if p is not None})
+            continue
         fact = facts.get(node.inputs[1]) if node.inputs[1] is not None else None
-        found[call.node] = _loss(node, fact.constant if fact is not None else None, values, call.precision is INT8)
+        weights = fact.constant if fact is not None else None
+        found[call.node] = (operations, _loss(node, weights, values, call.precision is INT8))
     total = sum(operations for operations, _ in found.values()) or 1.0
     return [Layer(name, operations / total, errors) for name, (operations, errors) in found.items()]
 
 
-def _loss(node: ir.Node, weights: Constant | None, values: Values, bytes_too: bool) -> tuple[float, dict[str, float]]:
-    """The operations of a product, and its errors."""
-    x, y = (values.get(v.name or "") if v is not None else None for v in (node.inputs[0], node.outputs[0]))
-    if x is None or y is None or weights is None:  # attention, or a body whose values change from turn to turn
-        return (0.0 if y is None else 2.0 * y.size), {BF16.name: 2.0**-9}
+def _loss(node: ir.Node, weights: Constant | None, values: Values, bytes_too: bool) -> dict[str, float]:
+    """The errors of a product."""
+    x = values.get(node.inputs[0].name or "") if node.inputs[0] is not None else None
+    if x is None or weights is None:  # attention, or a body whose values change from turn to turn
+        return {p.name: USUAL[p.name] for p in ((BF16, INT8) if bytes_too else (BF16,))}
     w = np.asarray(weights.read(), np.float32)
     linear = node.op_type in ("MatMul", "Gemm")
     x = x.T if _is_set(node, "transA") else x
@@ -80,7 +86,7 @@ def _loss(node: ir.Node, weights: Constant | None, values: Values, bytes_too: bo
     errors = {BF16.name: _together(_rounded(rows), _rounded(matrix))}
     if bytes_too:
         errors[INT8.name] = _int8_error(rows, matrix, linear, w)
-    return 2.0 * y.size * matrix.shape[0], errors
+    return errors
 
 
 def _is_set(node: ir.Node, attribute: str) -> bool:
