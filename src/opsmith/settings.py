@@ -21,7 +21,7 @@ import platformdirs
 
 from opsmith.errors import OpsmithError
 
-PRECISIONS = ("fp32", "bf16", "int8")  # compiler/precision.py says what they mean
+PRECISIONS = ("fp32", "bf16", "int8", "auto")  # compiler/precision.py says what they mean
 
 
 @dataclasses.dataclass(frozen=True)

@@ -219,8 +219,12 @@ def read_origins(model: PathLike) -> dict[str, list[list[str]]]:
 
 def precision_of(model: Path) -> str:
     """What the products of a model compute in, by its own record."""
-    options = read_record(model).get("options") or {}
-    return str(options.get("precision", "fp32"))
+    record = read_record(model)
+    precision = str((record.get("options") or {}).get("precision", "fp32"))
+    if precision == "auto":  # the cheapest of those that were chosen
+        used = (record.get("compiled") or {}).get("precision") or {}
+        precision = next((p for p in ("int8", "bf16") if p in used), "fp32")
+    return precision
 
 
 def source_folder(model: Path) -> Path:

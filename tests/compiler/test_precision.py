@@ -16,9 +16,9 @@ from small import graph
 import opsmith
 from opsmith import machine, settings
 from opsmith.check import verify as checks
-from opsmith.compiler import geometry
+from opsmith.compiler import auto, geometry
 from opsmith.compiler.cut import cut
-from opsmith.compiler.precision import BF16, INT8, PRECISIONS, Precision
+from opsmith.compiler.precision import AUTO, BF16, FP32, INT8, PRECISIONS, Precision
 from opsmith.compiler.program import Program, Target
 from opsmith.compiler.source import load, prepare
 from opsmith.errors import NotTheSame, OpsmithError
@@ -284,7 +284,51 @@ def test_the_bound_of_bf16_says_nothing_about_fp32() -> None:
 
 
 def test_the_words_of_the_settings_are_those_of_the_compiler(tmp_path: Path) -> None:
-    assert tuple(PRECISIONS) == settings.PRECISIONS
-    assert set(checks.BOUNDS) == set(settings.PRECISIONS) - {"fp32"}
-    with pytest.raises(OpsmithError, match="fp32, bf16 or int8"):
+    assert (*PRECISIONS, AUTO) == settings.PRECISIONS
+    assert set(checks.BOUNDS) == set(PRECISIONS) - {"fp32"}
+    with pytest.raises(OpsmithError, match="fp32, bf16, int8 or auto"):
         opsmith.compile(ir.from_proto(mlp()), tmp_path / "x", precision="half")
+
+
+@pytest.mark.parametrize(("bound", "cheapest"), [(0.5, "int8"), (1e-2, "bf16"), (1e-5, "fp32")])
+def test_auto_takes_the_cheapest_that_stays_within_the_bound(bound: float, cheapest: str, tmp_path: Path) -> None:
+    dest = tmp_path / "auto"
+    result = opsmith.compile(ir.from_proto(tower()), dest, precision="auto", max_error=bound, regions="whole")
+    assert result.verified is not None and result.verified.ok and result.variant is not None
+    (worst,) = result.verified.worst
+    assert worst.of_scale <= bound and worst.bound == bound
+    record = opsmith.store.read_record(result.variant.path)
+    assert record["options"]["precision"] == "auto" and record["options"]["max_error"] == bound
+    assert {c["node"]: c["precision"] for c in record["compiled"]["chosen"]} == {
+        c.node: c.precision for c in result.choices
+    }
+    assert len(result.choices) == 4 and cheapest in {c.precision for c in result.choices}
+    ranks = [list(PRECISIONS).index(c.precision) for c in result.choices]
+    assert max(ranks) == list(PRECISIONS).index(cheapest)
+    assert opsmith.store.precision_of(result.variant.path) == cheapest
+
+
+def test_the_worst_per_operation_leave_int8_first() -> None:
+    layers = [
+        auto.Layer("cheap and bad", 0.1, {"int8": 4e-2, "bf16": 1e-3}),
+        auto.Layer("large and good", 0.8, {"int8": 1e-2, "bf16": 1e-3}),
+        auto.Layer("attention", 0.1, {"bf16": 1e-3}),
+    ]
+    assert auto.plan(layers, 0) == {"cheap and bad": INT8, "large and good": INT8, "attention": BF16}
+    assert auto.plan(layers, 4) == {"cheap and bad": BF16, "large and good": INT8, "attention": BF16}
+    assert set(auto.plan(layers, auto.STEPS).values()) == {BF16}
+    assert set(auto.plan(layers, 2 * auto.STEPS).values()) == {FP32}
+    asked: list[dict[str, Precision]] = []
+
+    def within(plan: dict[str, Precision]) -> bool:
+        asked.append(plan)
+        return INT8 not in plan.values()
+
+    assert set(auto.search(layers, within).values()) == {BF16} and len(asked) <= 6
+
+
+def test_a_bound_without_auto_and_one_that_is_no_share_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OpsmithError, match="needs --precision auto"):
+        opsmith.compile(ir.from_proto(mlp()), tmp_path / "x", precision="int8", max_error=0.1)
+    with pytest.raises(OpsmithError, match="between 0 and 1"):
+        opsmith.compile(ir.from_proto(mlp()), tmp_path / "x", precision="auto", max_error=0.0)

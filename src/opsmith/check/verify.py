@@ -172,13 +172,14 @@ def verify(
     threads: int | None = None,
     provider: Path | None = None,
     precision: str = "fp32",
+    bound: float | None = None,
 ) -> VerifyResult:
     """Compare B with A; without B, compare A with the outputs stored in its own test data.
 
     SHAPES is the number of random shapes, or the dims to use: {symbol: value} or {input: shape}, one or several. INPUTS are
     values to use: {input: array or number}. PROVIDER is the library of Opsmith's execution provider: B, or A itself if there is
     no B, runs through it. PRECISION is what B was asked to compute in: below fp32 its outputs pass within the bound of that
-    precision.
+    precision, or within BOUND if it is given.
     """
     if provider is not None:
         b = a if b is None else b
@@ -189,7 +190,7 @@ def verify(
     for name, value in (("rtol", rtol), ("atol", atol)):
         if value is not None and not value >= 0:
             raise OpsmithError(f"{name} must be zero or more, not {value}")
-    stored, tolerance = _stored_cases(a, b), _Tolerance(rtol, atol, BOUNDS.get(precision))
+    stored, tolerance = _stored_cases(a, b), _Tolerance(rtol, atol, BOUNDS.get(precision) if bound is None else bound)
     with store.on_disk(a) as path_a:
         if b is None:
             if not any(data.outputs for data in stored):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from opsmith.measure.units import duration, faster
 if TYPE_CHECKING:
     from opsmith.check.verify import VerifyResult
     from opsmith.compiler import CompileResult
+    from opsmith.compiler.auto import Choice
     from opsmith.compiler.explain import Stop
     from opsmith.compiler.tune import Tuning
 
@@ -58,8 +60,14 @@ def command(
     precision: Annotated[
         str | None,
         typer.Option(
-            "--precision", help="Products in fp32, bf16 or int8; all else stays in fp32.", show_default="fp32"
+            "--precision",
+            help="Products in fp32, bf16, int8 or auto: each as cheap as --max-error allows.",
+            show_default="fp32",
         ),
+    ] = None,
+    max_error: Annotated[
+        float | None,
+        typer.Option("--max-error", help="With --precision auto: of each output's scale.", show_default="0.02"),
     ] = None,
     compiler: Annotated[
         str | None, typer.Option("--compiler", help="g++, clang++ or zig; found in this order.")
@@ -123,6 +131,7 @@ def command(
             strict=strict,
             compiler=compiler,
             precision=precision,
+            max_error=max_error,
             verify=verify,
             inputs=parse_given(given or []),
             cpu=cpu,
@@ -140,6 +149,7 @@ def command(
         search=search,
         strict=strict,
         precision=precision,
+        max_error=max_error,
         cpu=cpu,
         os=system,
         glibc=glibc,
@@ -199,6 +209,8 @@ def show(result: CompileResult) -> None:
         _show_left(result)
     if result.tuning is not None:
         _say_tuning(result.tuning)
+    if result.choices:
+        _show_choices(result.choices)
     if result.regions:
         _say_speed(result)
     if result.verified is not None and result.verified.cases:
@@ -218,6 +230,20 @@ def _show_left(result: CompileResult) -> None:
         rest = sum(n for _, n in counts.most_common()[MOST_REASONS:])
         left.add_row("...", str(rest), f"{len(counts) - MOST_REASONS} more reasons, all in opsmith.json")
     console.show(left)
+
+
+def _show_choices(choices: Sequence[Choice]) -> None:
+    """What auto chose, the largest gains first."""
+    table = console.table("product", "precision", ">saves, of all products in fp32", ">its own error")
+    for c in choices[:MOST_CHOICES]:
+        table.add_row(console.escape(c.node), c.precision, f"{c.gain:.1%}", f"{c.error:.1e}" if c.error else "-")
+    console.show(table)
+    counts = collections.Counter(c.precision for c in choices)
+    more = f"; {len(choices) - MOST_CHOICES} more in opsmith.json" if len(choices) > MOST_CHOICES else ""
+    console.say(f"chosen: {', '.join(f'{n} in {p}' for p, n in counts.items())}{more}")
+
+
+MOST_CHOICES = 16
 
 
 def _say_speed(result: CompileResult) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
+import itertools
 import shutil
 import tempfile
 import time
@@ -20,17 +21,17 @@ from opsmith import machine, progress, session, settings, store
 from opsmith.check.feed import Given, Judged, judged_feed
 from opsmith.check.inputs import Fixed
 from opsmith.check.verify import VerifyResult
-from opsmith.compiler import geometry, keep, tune
+from opsmith.compiler import auto, geometry, keep, tune
 from opsmith.compiler.build import BUILD_SCRIPT, Compiler, build, find_compiler, write_buildable
 from opsmith.compiler.convert import Blob, replace_regions, save_converted, seal_weights, write_weights
 from opsmith.compiler.cut import Cut, HandedBack, cut
 from opsmith.compiler.emit import NAMESPACE, Form, emit_instances, emit_region, emit_registration, instances
 from opsmith.compiler.emit import Source as SourceFile
-from opsmith.compiler.find_wrong import Found, find_wrong
+from opsmith.compiler.find_wrong import Found, all_values, find_wrong
 from opsmith.compiler.lower import Target
 from opsmith.compiler.lower.builder import identifier
 from opsmith.compiler.plan import plan_memory
-from opsmith.compiler.precision import FP32, PRECISIONS, Precision
+from opsmith.compiler.precision import AUTO, FP32, PRECISIONS, Precision, cheapest
 from opsmith.compiler.program import show
 from opsmith.compiler.source import Source, load, prepare
 from opsmith.compiler.step_by_step import find_hidden, passed_by_spread
@@ -59,6 +60,7 @@ class Request:
     precision: Precision = FP32
     cpu: str = geometry.NATIVE  # several are separated by commas
     system: System = dataclasses.field(default_factory=here)
+    max_error: float | None = None  # of each output's scale; given where precisions are chosen (auto)
 
     @property
     def targets(self) -> dict[str, Target]:
@@ -81,7 +83,9 @@ class Request:
     @property
     def options(self) -> dict[str, Any]:
         shapes = {"shapes": dict(self.shapes)} if self.shapes else {}
-        precision = {} if self.precision is FP32 else {"precision": self.precision.name}
+        precision: dict[str, Any] = {} if self.precision is FP32 else {"precision": self.precision.name}
+        if self.max_error is not None:
+            precision = {"precision": AUTO, "max_error": self.max_error}
         cpu = {} if self.cpu == geometry.NATIVE else {"cpu": self.cpu}
         system = {} if self.system == here() else {"system": dataclasses.asdict(self.system)}
         return {
@@ -121,6 +125,7 @@ class CompileResult:
     remarks: list[str] = dataclasses.field(default_factory=list)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # where compile's own time went
     tuning: Tuning | None = None  # what was measured and chosen, with search 1 and 2
+    choices: list[auto.Choice] = dataclasses.field(default_factory=list)  # of precision auto
 
     @property
     def native(self) -> int:
@@ -152,6 +157,7 @@ def compile(
     search: int | None = None,
     strict: bool = False,
     precision: str | None = None,
+    max_error: float | None = None,
     shapes: Fixed | None = None,
     inputs: Given | None = None,
     verify: bool = True,
@@ -167,8 +173,10 @@ def compile(
     chosen = settings.get(search=search, precision=precision)
     system = find_system(os, glibc, set(map(geometry.architecture, geometry.best_first(cpu))))
     tool = None if emit_only or dry_run else find_compiler(compiler, system)
-    precise = PRECISIONS[chosen.precision]
-    request = Request(src, dest, regions, chosen.search, strict, shapes, inputs, verify, tool, precise, cpu, system)
+    bound, precise = _max_error(chosen.precision, max_error), cheapest(chosen.precision)
+    request = Request(
+        src, dest, regions, chosen.search, strict, shapes, inputs, verify, tool, precise, cpu, system, bound
+    )
     for name, target in request.targets.items():
         if chosen.search and not request.runs(target):
             raise OpsmithError(f"kernels for {name} cannot be measured on this CPU", "compile for it with --search 0")
@@ -196,6 +204,17 @@ def _check_not_compiled(src: ModelLike) -> None:
         parent = store.read_record(path).get("parent")
         hint = f"compile what it was made from: {parent}" if parent else "compile the model it was made from"
         raise OpsmithError(f"{path} is compiled already: its nodes are inside its library", hint)
+
+
+def _max_error(precision: str, given: float | None) -> float | None:
+    if precision != AUTO:
+        if given is not None:
+            raise OpsmithError("--max-error chooses precisions: it needs --precision auto")
+        return None
+    bound = auto.MAX_ERROR if given is None else given
+    if not 0 < bound < 1:
+        raise OpsmithError(f"--max-error is a share of each output's scale, between 0 and 1, not {bound:g}")
+    return bound
 
 
 # --- one attempt after the other ---
@@ -234,6 +253,7 @@ def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> It
         judge = None
         if request.measured and judged is not None and judged.feed is not None:
             judge = keep.Judge(path, judged.feed, Path(scratch))
+        targets, choices = choose_precisions(source, path, request, targets, judged, draft, clock)
         measured = wrong = number = 0
         while True:
             cuts = cut_forms(source, request.regions, targets, handed_back)
@@ -241,10 +261,10 @@ def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> It
             tunings = {cpu: tuned(pieces, request, targets[cpu], handed_back) for cpu, pieces in cuts.items()}
             cuts, tuning = {cpu: found[0] for cpu, found in tunings.items()}, next(iter(tunings.values()))[1]
             clock.lap("tune")
-            attempt = build_attempt(cuts, request, draft, number, clock)
+            attempt = build_attempt(cuts, request, draft, f"attempt{number}", clock)
             pieces = attempt.cut
             _give_test_data(path, request, attempt.draft, judged)
-            attempt.result.tuning, attempt.result.judged = tuning, judged
+            attempt.result.tuning, attempt.result.judged, attempt.result.choices = tuning, judged, choices
             attempt.result.remarks += remarks
             number += 1
             if request.verify and request.tool is not None and pieces.regions:
@@ -273,6 +293,42 @@ def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> It
             if not slow or not judge.promises(losers):
                 return
             handed_back |= slow
+
+
+def choose_precisions(
+    source: Source,
+    path: Path,
+    request: Request,
+    targets: dict[str, Target],
+    judged: Judged | None,
+    draft: Draft,
+    clock: Clock,
+) -> tuple[dict[str, Target], list[auto.Choice]]:
+    """The target with a precision for every product, found by building and verifying (auto.py), if that was asked for."""
+    if request.max_error is None:
+        return targets, []
+    if judged is None or not request.runs_here:
+        raise OpsmithError("--precision auto builds and measures: it needs a compiler and the CPU that it compiles for")
+    if len(targets) > 1:
+        raise OpsmithError(
+            "--precision auto chooses for one CPU", "name one with --cpu, or a precision for all of them"
+        )
+    ((cpu, target),) = targets.items()
+    pieces = cut(source, request.regions, target)
+    products = auto.layers(pieces, all_values(pieces, judged.required()))
+    number = itertools.count()
+    closer = dataclasses.replace(request, max_error=auto.MARGIN * request.max_error)
+
+    def within(chosen: dict[str, Precision]) -> bool:
+        trial = cut(source, request.regions, dataclasses.replace(target, precisions=chosen))
+        attempt = build_attempt({cpu: trial}, request, draft, f"plan{next(number)}", clock)
+        verified = check(path, attempt, closer)
+        shutil.rmtree(attempt.draft.folder)
+        return verified.ok or verified.unchecked is not None
+
+    chosen = auto.search(products, within) if products else {}
+    clock.lap("choose")
+    return {cpu: dataclasses.replace(target, precisions=chosen)}, auto.table(products, chosen)
 
 
 def examine(source: Path, attempt: Attempt, request: Request, wrong: int) -> Found | None:
@@ -318,8 +374,10 @@ def what_differs(attempt: Attempt, pieces: Cut, verified: VerifyResult, request:
     problems = "; ".join(verified.problems[:3]) or (hidden.remark if hidden else "")
     if request.precision is not FP32 and not any(c.problem for c in verified.cases):
         raise NotTheSame(
-            f"in {request.precision.name} the model is too far from its source: {problems}",
-            f"compile it with --precision {' or '.join(_more_exact(request.precision))}",
+            f"in {request.options['precision']} the model is too far from its source: {problems}",
+            "allow more with --max-error"
+            if request.max_error is not None
+            else f"compile it with --precision {' or '.join(_more_exact(request.precision))}",
         )
     if request.regions == "whole":
         raise NotTheSame(f"the compiled model differs from its source: {problems}")
@@ -412,9 +470,9 @@ def main_cut(cuts: Mapping[str, Cut]) -> Cut:
     return (here or list(cuts.values()))[0]
 
 
-def build_attempt(cuts: dict[str, Cut], request: Request, draft: Draft, number: int, clock: Clock) -> Attempt:
+def build_attempt(cuts: dict[str, Cut], request: Request, draft: Draft, name: str, clock: Clock) -> Attempt:
     """Pack, emit, build, convert."""
-    folder = draft.folder / f"attempt{number}"
+    folder = draft.folder / name
     folder.mkdir()
     own = dataclasses.replace(draft, folder=folder, path=folder / draft.path.name, record=dict(draft.record))
     data = own.path.with_name(f"{own.path.name}.data")
@@ -526,7 +584,8 @@ def check(source: Path, attempt: Attempt, request: Request) -> VerifyResult:
     """Against the unchanged model, on its test data and on fresh random inputs."""
     from opsmith.check.verify import verify as verify_models
 
-    return verify_models(source, Variant(attempt.draft.path), inputs=request.inputs, precision=request.precision.name)
+    options: dict[str, Any] = {"precision": request.precision.name, "bound": request.max_error}
+    return verify_models(source, Variant(attempt.draft.path), inputs=request.inputs, **options)
 
 
 # --- what is told about it ---
@@ -574,6 +633,7 @@ def _facts(
         "measured": None if result.timing is None else _measured(result),
         "remarks": result.remarks,
         **({"tuned": result.tuning.to_dict()} if result.tuning else {}),
+        **({"chosen": [dataclasses.asdict(c) for c in result.choices]} if result.choices else {}),
     }
 
 

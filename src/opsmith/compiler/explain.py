@@ -17,7 +17,7 @@ from opsmith.compiler.cut import body_of, cut
 from opsmith.compiler.emit import call_text, emit_region, kernel_label
 from opsmith.compiler.partition import Region
 from opsmith.compiler.plan import plan_memory
-from opsmith.compiler.precision import PRECISIONS
+from opsmith.compiler.precision import cheapest
 from opsmith.compiler.program import Program, Target, buffer_of
 from opsmith.compiler.source import Source, load, prepare, rewrite
 from opsmith.errors import OpsmithError
@@ -44,7 +44,7 @@ def explain(
     working = [n for n in source.working.graph if n.name in owners]
     if not working:
         return [*stops, Stop("simplify", "folded into a constant or removed as dead: nothing of it runs")]
-    wanted = PRECISIONS[settings.get(precision=precision).precision]
+    wanted = cheapest(settings.get(precision=precision).precision)
     pieces = cut(source, regions, Target(geometry.native(), strict, precision=wanted))
     for owner in working:
         if owner in pieces.reasons:

@@ -27,4 +27,10 @@ class Precision:
 FP32 = Precision("fp32", DataType.FLOAT, DataType.FLOAT)
 BF16 = Precision("bf16", DataType.BFLOAT16, DataType.BFLOAT16)
 INT8 = Precision("int8", DataType.INT8, DataType.BFLOAT16, DataType.INT32)
+AUTO = "auto"  # per product the cheapest that keeps the model within a bound: auto.py
 PRECISIONS = {p.name: p for p in (FP32, BF16, INT8)}  # settings.py checks the word that a user writes
+
+
+def cheapest(word: str) -> Precision:
+    """The cheapest precision that products are asked to run in."""
+    return INT8 if word == AUTO else PRECISIONS[word]

@@ -26,7 +26,7 @@ from opsmith.compiler.build import find_compiler
 from opsmith.compiler.convert import Blob, replace_regions, save_converted, seal_weights
 from opsmith.compiler.cut import Cut
 from opsmith.compiler.geometry import NATIVE
-from opsmith.compiler.precision import FP32, PRECISIONS
+from opsmith.compiler.precision import FP32, PRECISIONS, cheapest
 from opsmith.compiler.program import show
 from opsmith.compiler.source import load, prepare
 from opsmith.compiler.system import System, here
@@ -72,8 +72,9 @@ def weights(
         save_converted(replace_regions(pieces.source, pieces.regions, blobs, domain, data), draft.path, data)
         draft.record["compiled"] = {**old.record["compiled"], "measured": None}
         draft.write_record()
-        precision = old.record["options"].get("precision", FP32.name)
-        verified = verify_models(model, draft.path, precision=precision) if verify else None
+        options = old.record["options"]
+        precision, bound = cheapest(options.get("precision", FP32.name)).name, options.get("max_error")
+        verified = verify_models(model, draft.path, precision=precision, bound=bound) if verify else None
         if verified is not None and not verified.ok and verified.unchecked is None:
             raise NotTheSame(f"with the new weights it differs from its source: {'; '.join(verified.problems[:3])}")
     count = sum(len(p.weights) for c in cuts.values() for p in c.programs)
@@ -107,12 +108,13 @@ def _cut_again(model: ir.Model, options: Mapping[str, Any], compiled: Mapping[st
         bool(options.get("strict")),
         options.get("shapes"),
         tool=find_compiler() if options.get("search") else None,
-        precision=PRECISIONS[options.get("precision", FP32.name)],
+        precision=cheapest(options.get("precision", FP32.name)),
         cpu=options.get("cpu", NATIVE),
         system=System(**options["system"]) if options.get("system") else here(),
     )
     sizes = compiled.get("sizes") or {}
-    targets = {cpu: dataclasses.replace(t, sizes=sizes) for cpu, t in request.targets.items()}
+    chosen = {line["node"]: PRECISIONS[line["precision"]] for line in compiled.get("chosen") or []}
+    targets = {c: dataclasses.replace(t, sizes=sizes, precisions=chosen) for c, t in request.targets.items()}
     cuts = cut_forms(prepare(load(model, request.shapes)), request.regions, targets, handed_back)
     return {cpu: tuned(pieces, request, targets[cpu], handed_back)[0] for cpu, pieces in cuts.items()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
