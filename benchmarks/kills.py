@@ -11,6 +11,7 @@ docs/reliability.md has the latest figures.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import re
@@ -58,6 +59,7 @@ def run(arguments: list[str], kill_after: float | None = None) -> int:
     """A verb in a child; gives its exit code, or minus the signal that ended it."""
     child = os.fork()
     if child == 0:
+        os.setsid()
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
@@ -73,6 +75,10 @@ def run(arguments: list[str], kill_after: float | None = None) -> int:
         time.sleep(kill_after)
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
+    with contextlib.suppress(ProcessLookupError):
+        while True:  # a C++ compiler that it started goes on writing
+            os.killpg(child, 0)
+            time.sleep(0.05)
     return os.waitstatus_to_exitcode(status)
 
 
@@ -130,7 +136,7 @@ def rounds(count: int, seed: int, verbs: list[str]) -> list[str]:
         if left := leftovers(Path(), cache):
             problems.append(f"round {number}, {verb}: leftovers {left[:3]}")
             for path in map(Path, left):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     print(", ".join(f"{n} {what}" for what, n in sorted(killed.items())))
     return problems
 
