@@ -21,7 +21,7 @@ LAYERS = (
     "ops",
     "bounds settings",
     "store starter",
-    "session doctor",
+    "session doctor plain",
     "analysis check exporter pipelines",
     "rewriter testing timing",
     "compiler compress studio",

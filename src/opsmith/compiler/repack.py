@@ -30,6 +30,7 @@ from opsmith.compiler.precision import FP32, PRECISIONS
 from opsmith.compiler.program import show
 from opsmith.compiler.source import load, prepare
 from opsmith.errors import NotTheSame, OpsmithError
+from opsmith.plain import Shown
 from opsmith.store import PathLike, Variant
 
 LEAST_WEIGHT = (
@@ -37,8 +38,8 @@ LEAST_WEIGHT = (
 )
 
 
-@dataclasses.dataclass
-class WeightsResult:
+@dataclasses.dataclass(repr=False)
+class WeightsResult(Shown):
     variant: Variant
     tensors: int  # packed
     seconds: float
