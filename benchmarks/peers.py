@@ -440,10 +440,9 @@ def short_table(table: str) -> str:
         best = min(times, key=lambda peer: times[peer])
         ours = re.sub(r" fp32$", "", cells[titles.index("Opsmith")])
         ratio, interval = float(measured[1]), f" {measured[2]}"
-        if (
-            abs(times[best] / _seconds(ours) / ratio - 1) > AGREE
-        ):  # the interval is over another peer, which is as exact
-            ratio, interval = times[best] / _seconds(ours), ""
+        mine = _seconds(ours)
+        if mine and abs(times[best] / mine / ratio - 1) > AGREE:  # the interval is over another peer
+            ratio, interval = times[best] / mine, ""
         word = "faster" if ratio >= 1 else "**slower**"
         peer = f"{cells[1 + peers.index(best)]} ({best})"
         found.append((ratio, f"| {cells[0]} | {cells[1]} | {peer} | {ours} | {ratio:.2f}x {word}{interval} |"))

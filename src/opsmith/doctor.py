@@ -16,7 +16,6 @@ import onnxruntime as ort
 from opsmith import machine, settings
 from opsmith._version import __version__
 from opsmith.errors import OpsmithError
-from opsmith.measure.units import size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +36,7 @@ class CacheInfo:
     size: int
 
     def __str__(self) -> str:
-        return f"{self.files} files, {size(self.size)}"
+        return f"{self.files} files, {self.size / 1e6:.1f} MB"
 
 
 # extra -> the packages it brings and what they are for

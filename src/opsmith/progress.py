@@ -1,7 +1,11 @@
-"""Progress of long steps: a bar with elapsed time and an estimate of what is left on a terminal, nothing at all elsewhere.
+"""Progress of long steps: a bar with elapsed time and an estimate of what is left on a terminal and in a notebook, nothing at all
+elsewhere, unless `watch` is told whom to call.
 
 with progress.task("compiling", total=12) as step:
     step("kernel 1 of 12")
+
+with opsmith.progress.watch(lambda title, message, done, total: print(title, done, total)):
+    opsmith.compile("model.onnx", "fast.onnx")
 """
 
 from __future__ import annotations
@@ -9,21 +13,55 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
-_enabled = False
+Watcher: TypeAlias = "Callable[[str, str, int, int | None], object]"  # title, message, steps done, steps in all
+
+_enabled: bool | None = None  # None: where a person is looking
 _verbose = False
+_watcher: Watcher | None = None
 
 
-def configure(*, enabled: bool, verbose: bool) -> None:
-    """Set by the command line; as a library Opsmith is silent."""
+def configure(*, enabled: bool | None, verbose: bool) -> None:
+    """Set by the command line."""
     global _enabled, _verbose
     _enabled, _verbose = enabled, verbose
 
 
 @contextlib.contextmanager
+def watch(watcher: Watcher) -> Iterator[None]:
+    """Call WATCHER(title, message, done, total) at every step instead of drawing a bar."""
+    global _watcher
+    before, _watcher = _watcher, watcher
+    try:
+        yield
+    finally:
+        _watcher = before
+
+
+def _looked_at() -> bool:
+    """A terminal where Python runs interactively, or a notebook."""
+    return hasattr(sys, "ps1") and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+
+
+def _watched(watcher: Watcher, title: str, total: int | None) -> Callable[..., None]:
+    done = 0
+
+    def step(message: str = "", advance: int = 1) -> None:
+        nonlocal done
+        done += advance
+        watcher(title, message, done, total)
+
+    return step
+
+
+@contextlib.contextmanager
 def task(title: str, total: int | None = None) -> Iterator[Callable[..., None]]:
     """Yields `step(message="", advance=1)`, to be called as the work goes on."""
-    if not _enabled:
+    if _watcher is not None:
+        yield _watched(_watcher, title, total)
+        return
+    if not (_looked_at() if _enabled is None else _enabled):
 
         def step(message: str = "", advance: int = 1) -> None:
             if _verbose and message:

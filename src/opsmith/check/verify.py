@@ -30,6 +30,7 @@ from opsmith.check.feed import Given, bound_by, fitted, judged_feed
 from opsmith.check.inputs import Array, Dims, Fixed
 from opsmith.check.values import free_floats, random_inputs
 from opsmith.errors import OpsmithError
+from opsmith.plain import Shown
 
 # Beside random ones, on the smallest of their shapes: float inputs that norms, quantizers and exponentials find hard.
 DEGENERATE: dict[str, Callable[[Array], Array]] = {
@@ -111,8 +112,8 @@ class Parting:
     compared: int  # values that both models name
 
 
-@dataclasses.dataclass(frozen=True)
-class VerifyResult:
+@dataclasses.dataclass(frozen=True, repr=False)
+class VerifyResult(Shown):
     cases: tuple[Case, ...]
     dropped: tuple[str, ...] = ()  # inputs that the reference refuses or B was not made for, and why
     parting: Parting | None = None

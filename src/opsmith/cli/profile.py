@@ -114,11 +114,18 @@ def print_comparison(a: Profile, b: Profile, nodes: int) -> None:
     table.add_row("latency", "", duration(a.latency_us * 1e-6), "", duration(b.latency_us * 1e-6), *_change(whole))
     console.show(table)
     if nodes:
+        found = compare_nodes(a, b)
         groups = console.table("original nodes", "A", ">A time", "B", ">B time", ">difference", ">%")
-        for group in compare_nodes(a, b)[:nodes]:
+        for group in found[:nodes]:
             was = (escape(_few(group.a)), duration(group.a_us * 1e-6))
             now = (escape(_few(group.b)), duration(group.b_us * 1e-6))
             groups.add_row(escape(_few(group.nodes) or "(no counterpart)"), *was, *now, *_change(group))
+        rest = found[nodes:]
+        sums = {f"({len(rest)} more groups)": (sum(g.a_us for g in rest), sum(g.b_us for g in rest))} if rest else {}
+        sums |= {"(between nodes)": (a.between_us, b.between_us), "latency": (a.latency_us, b.latency_us)}
+        for title, (x, y) in sums.items():
+            times = duration(x * 1e-6), "", duration(y * 1e-6)
+            groups.add_row(title, "", *times, *_change(TypeDifference(title, 1, x, 1, y)))
         console.show(groups)
     console.say("")
 

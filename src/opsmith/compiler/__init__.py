@@ -38,6 +38,7 @@ from opsmith.compiler.step_by_step import find_hidden, passed_by_spread
 from opsmith.compiler.system import System, find_system, here
 from opsmith.compiler.tune import Tuning
 from opsmith.errors import NotTheSame, OpsmithError
+from opsmith.plain import Shown
 from opsmith.store import Draft, ModelLike, PathLike, Variant
 
 MOST_CUTS = 4  # that are measured; each handed back what lost in the one before
@@ -112,8 +113,8 @@ class RegionResult:
     calls: int
 
 
-@dataclasses.dataclass
-class CompileResult:
+@dataclasses.dataclass(repr=False)
+class CompileResult(Shown):
     variant: Variant | None
     regions: list[RegionResult]
     left: list[tuple[str, str, str]]  # op type, node, reason: what stayed with ORT

@@ -31,6 +31,7 @@ from opsmith.compiler.program import show
 from opsmith.compiler.source import load, prepare
 from opsmith.compiler.system import System, here
 from opsmith.errors import NotTheSame, OpsmithError
+from opsmith.plain import Shown
 from opsmith.store import PathLike, Variant
 
 LEAST_WEIGHT = (
@@ -38,8 +39,8 @@ LEAST_WEIGHT = (
 )
 
 
-@dataclasses.dataclass
-class WeightsResult:
+@dataclasses.dataclass(repr=False)
+class WeightsResult(Shown):
     variant: Variant
     tensors: int  # packed
     seconds: float

@@ -33,6 +33,7 @@ from opsmith.compress.quality import Feed, Quality
 from opsmith.compress.quantize import halve
 from opsmith.compress.structure import Group, Refused, remove_units, replace_weight
 from opsmith.errors import OpsmithError
+from opsmith.plain import Shown
 
 Array = np.ndarray[Any, Any]
 
@@ -55,8 +56,8 @@ class Pruned:
     kept: int
 
 
-@dataclasses.dataclass(frozen=True)
-class PruneResult:
+@dataclasses.dataclass(frozen=True, repr=False)
+class PruneResult(Shown):
     variant: store.Variant
     method: str
     groups: tuple[Pruned, ...]

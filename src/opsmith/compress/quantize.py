@@ -33,6 +33,7 @@ from opsmith.compress.quantize_options import QuantizeOptions
 from opsmith.compress.sensitivity import KEPT, Sensitivity, choose_bits
 from opsmith.compress.spare import spared
 from opsmith.errors import OpsmithError
+from opsmith.plain import Shown
 
 Array = np.ndarray[Any, Any]
 
@@ -40,8 +41,8 @@ SMALLEST = 1024  # elements; smaller weights are not worth an operator
 _HALF_MAX = 65504.0
 
 
-@dataclasses.dataclass(frozen=True)
-class QuantizeResult:
+@dataclasses.dataclass(frozen=True, repr=False)
+class QuantizeResult(Shown):
     variant: store.Variant
     method: str
     quantized: int  # layers, or weights for fp16

@@ -25,6 +25,7 @@ from opsmith.errors import OpsmithError
 from opsmith.exporter import causal_lm, diffusion, encoder, gguf, segmentation, seq2seq, trace
 from opsmith.exporter import source as sources
 from opsmith.exporter.graph import Part, Plan
+from opsmith.plain import Shown
 
 _FAMILIES = (
     (segmentation.accepts, segmentation.plan),
@@ -34,8 +35,8 @@ _FAMILIES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Exported:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Exported(Shown):
     """What an export wrote: the model or pipeline folder, and its variants."""
 
     folder: Path

@@ -34,6 +34,7 @@ from opsmith.check.flops import flops
 from opsmith.check.verify import BOUNDS, OutputCheck, compare_arrays
 from opsmith.errors import OpsmithError
 from opsmith.measure import peak
+from opsmith.plain import Shown
 from opsmith.timing import contention, peers
 from opsmith.timing.statistics import Ratio, Summary, paired_ratio, summarize
 from opsmith.timing.worker import Worker
@@ -90,8 +91,8 @@ class Entry:
         return None if self.flops is None else self.flops / self.run.median / 1e9
 
 
-@dataclasses.dataclass
-class BenchResult:
+@dataclasses.dataclass(repr=False)
+class BenchResult(Shown):
     entries: list[Entry]
     threads: int
     cpu: str

@@ -18,6 +18,7 @@ from opsmith.check.verify import VerifyResult, verify
 from opsmith.measure import profile as profiling
 from opsmith.measure.bench import BenchResult, bench
 from opsmith.measure.inspect import parameters
+from opsmith.plain import Shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +29,8 @@ class GraphFacts:
     ops: dict[str, int]  # op type, with its domain if it is not ONNX's own -> how many
 
 
-@dataclasses.dataclass
-class CompareResult:
+@dataclasses.dataclass(repr=False)
+class CompareResult(Shown):
     a: GraphFacts
     b: GraphFacts
     verified: VerifyResult

@@ -28,6 +28,7 @@ from opsmith.check.values import random_inputs
 from opsmith.check.verify import compare_arrays
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.measure import bench
+from opsmith.plain import Shown
 
 VARIANT = "original"
 LARGE = 256  # elements; smaller tensors are scales, axes and shapes, which --light leaves alone
@@ -43,8 +44,8 @@ class Occurrence:
     weights: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Distilled:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Distilled(Shown):
     """What was written, and how many occurrences there were."""
 
     variants: tuple[store.Variant, ...]

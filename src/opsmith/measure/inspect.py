@@ -15,6 +15,7 @@ from opsmith import session, store
 from opsmith.check.flops import Cost, flops
 from opsmith.check.inputs import Dims, Fixed, dim_name
 from opsmith.errors import OpsmithError
+from opsmith.plain import Shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +33,8 @@ class OpCount:
     share: float  # of all FLOPs counted
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelInfo:
+@dataclasses.dataclass(frozen=True, repr=False)
+class ModelInfo(Shown):
     """One model."""
 
     path: str | None

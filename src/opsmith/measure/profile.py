@@ -256,7 +256,7 @@ class TypeDifference:
 
     @property
     def percent(self) -> float | None:
-        return None if not self.a_us else 100 * self.difference / self.a_us
+        return None if self.a_us <= 0 else 100 * self.difference / self.a_us
 
 
 def compare_types(a: Profile, b: Profile) -> list[TypeDifference]:

@@ -19,6 +19,7 @@ from opsmith.check.feed import judged_feed
 from opsmith.check.inputs import Fixed
 from opsmith.check.verify import VerifyResult, verify
 from opsmith.errors import NotTheSame, OpsmithError
+from opsmith.plain import Shown
 from opsmith.rewriter import engine, passes, trial, user_rules
 from opsmith.rewriter.engine import RuleResult
 from opsmith.rewriter.rule import Rule
@@ -54,8 +55,8 @@ class Trial:
     why: str
 
 
-@dataclasses.dataclass(frozen=True)
-class OptimizeResult:
+@dataclasses.dataclass(frozen=True, repr=False)
+class OptimizeResult(Shown):
     variant: store.Variant
     rules: tuple[RuleResult, ...]
     before: Summary

@@ -1,0 +1,60 @@
+"""What Python shows of results and of long steps."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from small_models import mlp, save
+
+import opsmith
+from opsmith import progress
+from opsmith.plain import ROWS, Shown
+
+
+@dataclasses.dataclass(repr=False)
+class Result(Shown):
+    name: str
+    seconds: float
+    rows: list[dict[str, object]]
+    note: str | None = None
+
+
+def test_a_result_is_one_line_at_a_prompt_and_tables_in_a_notebook() -> None:
+    result = Result("<b>", 0.125, [{"op": "Add", "us": 1.5, "deep": [1]}] * (ROWS + 2))
+    assert repr(result) == f"Result(name='<b>', seconds=0.125, rows: {ROWS + 2})"
+    page = result._repr_html_()
+    assert "&lt;b&gt;" in page and "<th>op</th><th>us</th></tr>" in page and "deep" not in page
+    assert page.count("<td>Add</td><td>1.5</td>") == ROWS and "2 more" in page
+
+
+def test_a_real_result_shows_itself(tmp_path) -> None:
+    model = save(mlp(), tmp_path / "m" / "original")
+    checked = opsmith.verify(model, model, shapes=1)
+    assert repr(checked).startswith("VerifyResult(ok=True, cases: ") and "<th>name</th>" in checked._repr_html_()
+    assert repr(opsmith.inspect(model)).startswith("ModelInfo(path=")
+
+
+def test_a_watcher_is_called_at_every_step_and_only_while_it_watches() -> None:
+    seen: list[tuple[str, str, int, int | None]] = []
+    with progress.watch(lambda *step: seen.append(step)), progress.task("work", 3) as step:
+        step("one")
+        step("two", 2)
+    with progress.task("work", 1) as step:
+        step("later")
+    assert seen == [("work", "one", 1, 3), ("work", "two", 3, 3)]
+
+
+def test_a_verb_reports_to_the_watcher(tmp_path) -> None:
+    model = save(mlp(), tmp_path / "m" / "original")
+    titles = set()
+    with opsmith.progress.watch(lambda title, *_: titles.add(title)):
+        opsmith.verify(model, model, shapes=1)
+    assert any("verify" in title for title in titles)
+
+
+@pytest.mark.parametrize("interactive", [False, True])
+def test_no_bar_where_nobody_looks(interactive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if interactive:
+        monkeypatch.setattr("sys.ps1", ">>> ", raising=False)
+    assert not progress._looked_at()  # stderr is no terminal here
