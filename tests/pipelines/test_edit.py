@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -301,3 +302,41 @@ def test_bad_input_writes_nothing(
     assert isinstance(done.exception, OpsmithError) or done.exit_code == 2
     assert words in str(done.exception) or words in done.output
     assert {p.name for p in tmp_path.iterdir()} == before
+
+
+def test_the_command_says_how_sure_the_mask_is_and_refuses_what_is_in_doubt(tmp_path: Path) -> None:
+    file, out = tmp_path / "frog.png", tmp_path / "out.png"
+    app = DiffusionApp(starter.folder("pictures"), threads=1)
+    pictures.save(app.generate("a big frog on a yellow background", steps=12, seed=0).images[0], file, {})
+
+    def ask(words: str, *more: str) -> Any:
+        return run(str(file), "--select", words, "--change", "make it blue", "-o", str(out), "--threads", "1", *more)
+
+    absent = ask("elephant")  # a word that the mask model knows, and that is not in the picture
+    assert isinstance(absent.exception, OpsmithError)  # one line and exit code 2
+    assert "nothing like 'elephant' was found" in str(absent.exception)
+    strange = ask("submarine")
+    assert isinstance(strange.exception, OpsmithError)
+    assert "nothing was changed: the mask model was never shown 'submarine'" in str(strange.exception)
+    assert not out.exists()
+    assert ask("submarine", "--anyway").exit_code == 0
+    sure = ask("frog")
+    assert sure.exit_code == 0
+    assert re.search(r"selected: [\d.]+% of the picture, within .*, 9\d% sure", sure.stderr)
+    assert 0.9 < pictures.settings_of(out)["sure"] <= 1
+
+
+def test_a_mask_that_is_barely_above_the_threshold_is_in_doubt() -> None:
+    class Faint:
+        tokenizer = masks.ClipTokenizer(starter.folder("masks"))
+
+        def find(self, image: Image.Image, words: str) -> np.ndarray[Any, Any]:
+            found = np.zeros((image.height, image.width), np.float32)
+            found[10:30, 10:30] = 0.66
+            return found
+
+    image = scene()[0]
+    faint = masks.from_words(image, "apple", Faint())  # type: ignore[arg-type]
+    assert faint.sure == pytest.approx(0.66)
+    assert faint.doubt == "'apple' is 66% sure, below 70%"
+    assert masks.from_words(image, "apple", Faint(), threshold=0.4).doubt == ""  # type: ignore[arg-type]

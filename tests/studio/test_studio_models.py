@@ -161,6 +161,22 @@ def test_the_command_serves_and_ends_politely(home: Path, tmp_path: Path, verb: 
     assert list(tmp_path.iterdir()) == []  # nothing is written before a picture is made
 
 
+def test_an_interrupt_while_a_page_is_open_and_a_picture_is_made_prints_nothing(home: Path, tmp_path: Path) -> None:
+    with served("studio", tmp_path) as (process, address), visitor_of(address) as client:
+        with client.stream("GET", "/api/events") as page:
+            next(page.iter_lines())
+            body = {"prompt": "a red apple", "steps": 150, "width": 256, "height": 256}
+            job = client.post("/api/pictures", json=body).json()
+            waits = client.post("/api/pictures", json=body).json()
+            while not client.get(f"/api/jobs/{job['id']}").json()["step"]:
+                time.sleep(0.02)
+            assert client.get(f"/api/jobs/{waits['id']}").json()["state"] == "queued"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == ""
+
+
 def _absolute() -> dict[str, str]:
     paths = [str(Path(p).resolve()) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -10,6 +10,7 @@ import dataclasses
 import io
 import secrets
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from opsmith.pipelines import edit, grammar, masks, pictures
 from opsmith.pipelines.diffusion import Callback, Cancelled, DiffusionApp, Generated
 from opsmith.pipelines.prompts import write_prompts
 from opsmith.pipelines.shared import SLOTS
+from opsmith.studio import speeds
 from opsmith.studio.album import Album, Picture
 from opsmith.studio.forge import Progress
 from opsmith.studio.jobs import EVERYONE, FINISHED, Job, Jobs
@@ -337,15 +339,22 @@ class Studio:
                 return job
 
         def work(job: Job) -> dict[str, Any]:
-            def show(now: Progress) -> None:
-                job.left = now.seconds_left
-                job.tell(step=round(1000 * now.share), total=1000, note=now.note)
+            def show(share: float, left: float, note: str) -> None:
+                job.left = left
+                job.tell(step=round(1000 * share), total=1000, note=note)
 
-            remarks = self.models.compile(precision, show, job.stop.is_set)
-            job.left = None
-            job.tell(step=1000, note="timing all variants, in turn")
+            def compiled(now: Progress) -> None:
+                show(0.9 * now.share, now.seconds_left + speeds.EXPECTED, now.note)
+
+            def timing() -> bool:
+                spent = min(time.monotonic() - began, 0.95 * speeds.EXPECTED)
+                show(0.9 + 0.1 * spent / speeds.EXPECTED, speeds.EXPECTED - spent, "timing all variants, in turn")
+                return job.stop.is_set()
+
+            remarks = self.models.compile(precision, compiled, job.stop.is_set)
+            began = time.monotonic()
             try:
-                self.models.time_variants(job.stop.is_set)
+                self.models.time_variants(timing)
             except Cancelled:
                 raise
             except OpsmithError as error:

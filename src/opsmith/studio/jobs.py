@@ -259,14 +259,24 @@ class Jobs:
             }
 
     def close(self) -> None:
-        """Cancel everything; the workers end with their next step."""
+        """Cancel everything; the workers end with their next step, watchers are told."""
         with self._turn:
             self._closed = True
+            waiting = [job for queue in self._queues.values() for job in queue]
             for job in self._all.values():
                 job.stop.set()
             for queue in self._queues.values():
                 queue.clear()
+            for job in waiting:
+                job.state, job.finished = "cancelled", time.time()
             self._turn.notify_all()
+        for job in waiting:
+            self._changed(job)
+        self.news("closed")
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def join(self, seconds: float) -> bool:
         """After `close`: wait for the workers. False if one is still busy, say with loading a large model."""

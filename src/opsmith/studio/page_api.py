@@ -142,7 +142,7 @@ async def _events(studio: Studio, owner: str) -> AsyncIterator[str]:
         yield _event("models", describe(studio))
         yield _event("gallery", [p.describe() for p in studio.album.of(owner)])
         yield _event("jobs", [studio.jobs.snapshot(job) for job in studio.jobs.of(owner)])
-        while True:
+        while not studio.jobs.closed:
             changed = await watcher.next(HEARTBEAT)
             if not changed:
                 yield ": still here\n\n"

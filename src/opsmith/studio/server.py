@@ -10,6 +10,7 @@ import sys
 import webbrowser
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -212,7 +213,7 @@ def run(
         timeout_keep_alive=30,
         server_header=False,
     )
-    server = uvicorn.Server(config)
+    server = _Server(config, studio)
     ready(address)
     if open_browser:
         webbrowser.open(address)
@@ -224,6 +225,18 @@ def run(
     if not studio.jobs.join(WORKERS_END_SECONDS):
         sys.stdout.flush()
         os._exit(0)
+
+
+class _Server(uvicorn.Server):
+    """Ends its streams when it is told to stop: one that is still open would be cut off, with a traceback."""
+
+    def __init__(self, config: uvicorn.Config, studio: Studio) -> None:
+        super().__init__(config)
+        self.studio = studio
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.studio.jobs.close()
+        super().handle_exit(sig, frame)
 
 
 def _listen(host: str, port: int) -> socket.socket:
