@@ -51,7 +51,7 @@ OrtStatus* region0(const Kernel& kernel, OrtKernelContext* context) {
   if (run.failed()) return run.status;
   const i64 workspace_at = 0;
   i64 workspace_bytes = 0;
-  workspace_bytes = max<i64>(workspace_bytes, attention_workspace(AttentionShape{b, 2, 2, s, t, 4, 4, (s * 8), (s * 4), 4, (t * 8), (t * 4), 4, (t * 8), (t * 4), 4, (s * 8), (s * 4), 4, 0.5f, false}));
+  workspace_bytes = max<i64>(workspace_bytes, attention_workspace(AttentionShape{b, 2, 2, s, t, 4, 4, (s * 8), (s * 4), 4, (t * 8), (t * 4), 4, (t * 8), (t * 4), 4, (s * 8), (s * 4), 4, 0.5f, false, 0.0f}));
   uint8_t* arena = run.arena(workspace_at + workspace_bytes);
   if (run.failed()) return run.status;
   [[maybe_unused]] void* workspace = arena + workspace_at;
@@ -59,7 +59,7 @@ OrtStatus* region0(const Kernel& kernel, OrtKernelContext* context) {
   Stopwatch watch("region0");
 
   // attention_y: (b, 2, s, 4) over t keys
-  attention_f1b669(pool, AttentionShape{b, 2, 2, s, t, 4, 4, (s * 8), (s * 4), 4, (t * 8), (t * 4), 4, (t * 8), (t * 4), 4, (s * 8), (s * 4), 4, 0.5f, false}, in0_q, in1_k, in2_v, out0_y, NoMask{}, workspace);
+  attention_f1b669(pool, AttentionShape{b, 2, 2, s, t, 4, 4, (s * 8), (s * 4), 4, (t * 8), (t * 4), 4, (t * 8), (t * 4), 4, (s * 8), (s * 4), 4, 0.5f, false, 0.0f}, in0_q, in1_k, in2_v, out0_y, NoMask{}, workspace);
   watch.lap(0, "attention_f1b669", "attention_y", 32.0 * b * s * t, 64.0 * b * s + 64.0 * b * t);
   return run.status;
 }
