@@ -1,4 +1,4 @@
-"""Encoder-decoders (T5, BART, Marian, Whisper ...): two graphs, so that the source is read once for all tokens of the answer.
+"""Encoder-decoders (T5, BART, Whisper ...): two graphs, so that the source is read once for all tokens of the answer.
 
     encoder   input_ids, attention_mask [B,E], or input_features [B,mel,frames] for speech
                 -> last_hidden_state [B,E,C], cross.N.key/value [B,H,E,D]
