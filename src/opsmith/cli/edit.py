@@ -13,6 +13,8 @@ from opsmith.errors import OpsmithError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from opsmith.pipelines.masks import Mask
+
 PANEL = "Applications"
 ORDER = 72
 JSON = {
@@ -84,13 +86,8 @@ def command(
     picture = pictures.read(image)
     settings: dict[str, Any] = {"source": image.name, "change": change, "select": select, "box": box}
     if select is not None:
-        segmenter = masks.Segmenter(masks_model or in_use.folder("masks"), threads=threads)
-        selection = masks.from_words(picture, select, segmenter, threshold, feather, min_area)
-        settings |= {
-            "sure": round(selection.sure or 0, 3),
-            "threshold": threshold,
-            "masks_model": f"{segmenter.path.parent.name} {segmenter.hash}",
-        }
+        selection, by = _select_by_words(picture, select, masks_model, threshold, feather, min_area, threads)
+        settings |= by
     elif mask is not None:
         selection = masks.from_file(picture, mask, feather)
     else:
@@ -112,17 +109,10 @@ def command(
 
     # The overlay comes first, so that it can be looked at while a model paints.
     save(shown, beside["overlay"])
-    sure = "" if selection.sure is None else f", {selection.sure:.0%} sure"
-    console.remark(f"selected: {selection.hard.mean():.1%} of the picture, within {selection.box}{sure}")
+    _tell_selected(selection)
     if how:
         console.remark(how)
-    if selection.doubt and wanted is not None and not anyway:
-        raise OpsmithError(
-            f"nothing was changed: {selection.doubt}",
-            f"look at {beside['overlay']}; --anyway takes it, or try other words, --threshold, --box or --mask",
-        )
-    if selection.doubt:
-        console.remark(f"note: {selection.doubt}")
+    _tell_doubt(selection, beside["overlay"], refuse=wanted is not None and not anyway)
     told = {
         "written": written,
         "selected": float(selection.hard.mean()),
@@ -151,6 +141,45 @@ def command(
     save(selection.image, beside["mask"])
     save(pictures.sheet([picture, shown, edited], ["before", select or "selection", change or ""]), beside["sheet"])
     console.answer(told, lambda: None)
+
+
+def _select_by_words(
+    picture: Image,
+    words: str,
+    model: Path | None,
+    threshold: float,
+    feather: float,
+    min_area: float | None,
+    threads: int | None,
+) -> tuple[Mask, dict[str, Any]]:
+    """What the mask model finds for WORDS, and the settings that find it again."""
+    from opsmith.pipelines import masks
+    from opsmith.starter import in_use
+
+    segmenter = masks.Segmenter(model or in_use.folder("masks"), threads=threads)
+    selection = masks.from_words(picture, words, segmenter, threshold, feather, min_area)
+    return selection, {
+        "sure": round(selection.sure or 0, 3),
+        "threshold": threshold,
+        "masks_model": f"{segmenter.path.parent.name} {segmenter.hash}",
+    }
+
+
+def _tell_selected(selection: Mask) -> None:
+    sure = "" if selection.sure is None else f", {selection.sure:.0%} sure"
+    console.remark(f"selected: {selection.hard.mean():.1%} of the picture, within {selection.box}{sure}")
+
+
+def _tell_doubt(selection: Mask, overlay: Path, refuse: bool) -> None:
+    """What is doubtful about the selection, if anything is: a note, or the end if it is to REFUSE."""
+    if not selection.doubt:
+        return
+    if refuse:
+        raise OpsmithError(
+            f"nothing was changed: {selection.doubt}",
+            f"look at {overlay}; --anyway takes it, or try other words, --threshold, --box or --mask",
+        )
+    console.remark(f"note: {selection.doubt}")
 
 
 def _box(text: str) -> tuple[int, int, int, int]:

@@ -74,21 +74,17 @@ def command(
     """Write text: a keyword becomes picture prompts, or (--raw) a prompt is continued."""
     from opsmith.pipelines.prompts import load_style, write_prompts
     from opsmith.pipelines.sampling import Sampling
-    from opsmith.pipelines.text import NEW_TOKENS, TextGenerator
+    from opsmith.pipelines.text import TextGenerator
 
     if not text.strip():
         raise OpsmithError("the text is empty", "give a word, a phrase or a prompt")
     generator = TextGenerator(model or _starter(), variant, threads)
     if raw:
         count = n or 1
-        heat = temperature if temperature is not None else 0.8 if count > 1 else 0.0
-        if count > 1 and heat == 0:
-            raise OpsmithError(f"{count} greedy texts would all be the same", "--n 1, or --temperature 0.8")
+        heat = _heat(temperature, count)
         sampling = Sampling(heat, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram, seed)
         live = count == 1 and not console.quiet and not console.as_json
-        room = generator.room([generator.encode(text)], max_new_tokens)
-        if max_new_tokens is None and room < NEW_TOKENS:
-            console.remark(f"at most {room} new tokens: the model's context holds {generator.context}")
+        room = _room(generator, text, max_new_tokens)
 
         def show(_: int, piece: str) -> None:
             if live:
@@ -114,6 +110,24 @@ def command(
     told = {"texts": lines, "variant": generator.path, "speed": generator.speed}
     console.answer(told, lambda: print() if live else print(*lines, sep="\n"))
     console.remark(f"{generator.path.parent.name}: {generator.speed}")
+
+
+def _heat(temperature: float | None, count: int) -> float:
+    """The temperature asked for, or one at which COUNT texts differ."""
+    heat = temperature if temperature is not None else 0.8 if count > 1 else 0.0
+    if count > 1 and heat == 0:
+        raise OpsmithError(f"{count} greedy texts would all be the same", "--n 1, or --temperature 0.8")
+    return heat
+
+
+def _room(generator: TextGenerator, text: str, asked: int | None) -> int:
+    """How many new tokens there may be behind TEXT; says so if they are fewer than usual."""
+    from opsmith.pipelines.text import NEW_TOKENS
+
+    room = generator.room([generator.encode(text)], asked)
+    if asked is None and room < NEW_TOKENS:
+        console.remark(f"at most {room} new tokens: the model's context holds {generator.context}")
+    return room
 
 
 def _draft(folder: str, writer: TextGenerator, most: int, threads: int | None) -> Draft:

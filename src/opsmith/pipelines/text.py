@@ -128,13 +128,26 @@ class TextGenerator:
         room = self.room(encoded, max_new_tokens)
         rows = [Row(self, t, ids, sampling.generator(c)) for t, ids in zip(given, encoded) for c in range(n)]
         wanted = Wanted(sampling, tuple(w for w in stop if w), self.ends if ends is None else ends, logprobs, on_text)
-        if len(rows) > 1:
-            guesses = None
-        elif guesses is None and lookup > 0:
-            guesses = Lookup(lookup)
         keeps = reuse and len(rows) == 1 and self.in_place
         cache = self._kept_cache(rows[0].ids, room) if keeps else None
         cache = cache or make_cache(self, len(rows), max(len(r.ids) for r in rows) + room)
+        self._write(rows, cache, room, wanted, _guesses_for(rows, lookup, guesses), cancelled)
+        if keeps:
+            self._kept = [*rows[0].ids, *rows[0].tokens][: cache.mask.shape[1]], cache
+        for i, row in enumerate(rows):
+            row.show(i, wanted, final=True)
+        return [row.generation() for row in rows]
+
+    def _write(
+        self,
+        rows: list[Row],
+        cache: Cache,
+        room: int,
+        wanted: Wanted,
+        guesses: Guesses | None,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        """The prompts, then step by step at most ROOM tokens behind each, until all rows ended or it is CANCELLED."""
         logits = self._prompt(rows, cache)[:, None]  # (rows, 1, vocabulary)
         started = time.perf_counter()
         steps, guess = 0, list[int]()
@@ -158,11 +171,6 @@ class TextGenerator:
             decode_seconds=time.perf_counter() - started,
             decode_steps=steps,
         )
-        if keeps:
-            self._kept = [*rows[0].ids, *rows[0].tokens][: cache.mask.shape[1]], cache
-        for i, row in enumerate(rows):
-            row.show(i, wanted, final=True)
-        return [row.generation() for row in rows]
 
     def encode(self, prompt: str | Sequence[int], special: bool = True) -> list[int]:
         """The prompt's tokens; what cannot fit is refused before it is split into tokens, which takes long for megabytes."""
@@ -310,6 +318,15 @@ class Row:
         return Generation(
             self.prompt, self.text, self.tokens, self.ended or "length", len(self.ids), self.likelihoods[:seen]
         )
+
+
+def _guesses_for(rows: Sequence[Row], lookup: int, guesses: Guesses | None) -> Guesses | None:
+    """Who guesses the next tokens: nobody for several rows, else GUESSES, else what the text said before."""
+    if len(rows) > 1:
+        return None
+    if guesses is None and lookup > 0:
+        return Lookup(lookup)
+    return guesses
 
 
 def _undecided(text: str, stop: Sequence[str]) -> int:
