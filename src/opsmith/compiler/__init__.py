@@ -40,6 +40,7 @@ from opsmith.compiler.tune import Tuning
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.plain import Shown
 from opsmith.store import Draft, ModelLike, PathLike, Variant
+from opsmith.timing.rows import GroupDifference
 
 MOST_CUTS = 4  # that are measured; each handed back what lost in the one before
 MOST_WRONG = 8  # nodes that may be found wrong, one by one, before their whole region goes back
@@ -251,49 +252,73 @@ def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> It
     sizes = source.sizes_of(feed or {})
     targets = {cpu: dataclasses.replace(t, sizes=sizes) for cpu, t in request.targets.items()}
     with store.on_disk(request.src) as path, tempfile.TemporaryDirectory(prefix="opsmith-judge-") as scratch:
-        judge = None
-        if request.measured and judged is not None and judged.feed is not None:
-            judge = keep.Judge(path, judged.feed, Path(scratch))
+        judge = keep.Judge(path, feed, Path(scratch)) if request.measured and feed is not None else None
         targets, choices = choose_precisions(source, path, request, targets, judged, draft, clock)
-        measured = wrong = number = 0
-        while True:
-            cuts = cut_forms(source, request.regions, targets, handed_back)
-            clock.lap("lower")
-            tunings = {cpu: tuned(pieces, request, targets[cpu], handed_back) for cpu, pieces in cuts.items()}
-            cuts, tuning = {cpu: found[0] for cpu, found in tunings.items()}, next(iter(tunings.values()))[1]
-            clock.lap("tune")
+        measured = wrong = 0
+        for number in itertools.count():
+            cuts, tuning = cut_and_tune(source, request, targets, handed_back, clock)
             attempt = build_attempt(cuts, request, draft, f"attempt{number}", clock)
-            pieces = attempt.cut
             _give_test_data(path, request, attempt.draft, judged)
             attempt.result.tuning, attempt.result.judged, attempt.result.choices = tuning, judged, choices
             attempt.result.remarks += remarks
-            number += 1
-            if request.verify and request.tool is not None and pieces.regions:
-                found = examine(path, attempt, request, wrong)
-                clock.lap("verify")
-                if found is not None:
-                    wrong += 1
-                    handed_back |= found.nodes
-                    remarks.append(found.remark)
-                    shutil.rmtree(attempt.draft.folder)
-                    continue
-            if request.verify and not pieces.regions:
-                session.load(path, optimize=False)  # a copy of what does not even load is no result
-            if judge is None or not pieces.regions:
+            if (found := find_fault(path, attempt, request, wrong, clock)) is not None:
+                wrong += 1
+                handed_back |= found.nodes
+                remarks.append(found.remark)
+                shutil.rmtree(attempt.draft.folder)
+                continue
+            if judge is None or not attempt.cut.regions:
                 yield attempt
                 return
-            attempt.result.timing = judge.time(attempt.draft.path)
-            clock.lap("measure")
             measured += 1
-            # what is measured beside other work says nothing about single kernels
-            quiet = not attempt.result.timing.busy
-            losers = judge.losers(attempt.draft.path) if quiet and measured < MOST_CUTS else []
-            clock.lap("profile")
+            losers = measure(attempt, judge, clock, profile=measured < MOST_CUTS)
             yield attempt  # which may be deleted by now, if another one is faster
-            slow = {name: keep.why(group) for group in losers for name in group.nodes if name not in handed_back}
-            if not slow or not judge.promises(losers):
+            slow = worth_handing_back(losers, judge, handed_back)
+            if not slow:
                 return
             handed_back |= slow
+
+
+def cut_and_tune(
+    source: Source, request: Request, targets: Mapping[str, Target], handed_back: HandedBack, clock: Clock
+) -> tuple[dict[str, Cut], Tuning | None]:
+    """A tuned cut for each CPU, and how the first one was tuned."""
+    cuts = cut_forms(source, request.regions, targets, handed_back)
+    clock.lap("lower")
+    tunings = {cpu: tuned(pieces, request, targets[cpu], handed_back) for cpu, pieces in cuts.items()}
+    clock.lap("tune")
+    return {cpu: found[0] for cpu, found in tunings.items()}, next(iter(tunings.values()))[1]
+
+
+def find_fault(source: Path, attempt: Attempt, request: Request, wrong: int, clock: Clock) -> Found | None:
+    """What verifying an attempt hands back, WRONG such findings before; None if it holds, or is not to be verified."""
+    if not request.verify:
+        return None
+    if not attempt.cut.regions:
+        session.load(source, optimize=False)  # a copy of what does not even load is no result
+        return None
+    if request.tool is None:
+        return None
+    found = examine(source, attempt, request, wrong)
+    clock.lap("verify")
+    return found
+
+
+def measure(attempt: Attempt, judge: keep.Judge, clock: Clock, profile: bool) -> list[GroupDifference]:
+    """Time an attempt beside its source; with PROFILE, also what of it is slower than there."""
+    attempt.result.timing = judge.time(attempt.draft.path)
+    clock.lap("measure")
+    # what is measured beside other work says nothing about single kernels
+    quiet = not attempt.result.timing.busy
+    losers = judge.losers(attempt.draft.path) if quiet and profile else []
+    clock.lap("profile")
+    return losers
+
+
+def worth_handing_back(losers: list[GroupDifference], judge: keep.Judge, handed_back: HandedBack) -> HandedBack:
+    """The nodes that lost and are not handed back yet; none where a cut without them promises nothing."""
+    slow = {name: keep.why(group) for group in losers for name in group.nodes if name not in handed_back}
+    return slow if slow and judge.promises(losers) else {}
 
 
 def choose_precisions(
@@ -609,32 +634,40 @@ def _facts(
     cuts: Mapping[str, Cut], result: CompileResult, domain: str | None, library: Path | None, tool: Compiler | None
 ) -> dict[str, Any]:
     pieces = main_cut(cuts)
-    counts: dict[str, int] = {}
-    for op, _, reason in result.left:
-        counts[f"{op}: {reason}"] = counts.get(f"{op}: {reason}", 0) + 1
-    notes = [n for p in pieces.programs for c in p.calls for n in c.notes]
     return {
         "library": library.name if library else None,
         **({"sha256": store.checksum(library)} if library and library.exists() else {}),
         "domain": domain,
-        "cpu_features": sorted(frozenset.intersection(*(geometry.needed(c.isa) for c in cuts.values()))),
-        **({"forms": {cpu: sorted(geometry.needed(c.isa)) for cpu, c in cuts.items()}} if len(cuts) > 1 else {}),
+        **_needed_features(cuts),
         "compiler": f"{tool.name} {tool.version}" if tool else None,
         "regions": [{**dataclasses.asdict(r), "nodes": len(r.nodes)} for r in result.regions],
         "nodes": {"all": result.nodes, "native": result.native},
-        "left_to_ort": counts,
+        "left_to_ort": dict(collections.Counter(f"{op}: {reason}" for op, _, reason in result.left)),
         "handed_back": sorted(pieces.handed_back),
         "sizes": dict(pieces.target.sizes) if pieces.target is not None else {},
         "cache": "in place" if pieces.in_place else None,
-        "algorithms": {n: notes.count(n) for n in sorted(set(notes))},
-        "precision": dict(
-            collections.Counter(c.precision.name for p in pieces.programs for c in p.calls if c.precision)
-        ),
+        **_chosen_kernels(pieces),
         "seconds": result.seconds,
         "measured": None if result.timing is None else _measured(result),
         "remarks": result.remarks,
         **({"tuned": result.tuning.to_dict()} if result.tuning else {}),
         **({"chosen": [dataclasses.asdict(c) for c in result.choices]} if result.choices else {}),
+    }
+
+
+def _needed_features(cuts: Mapping[str, Cut]) -> dict[str, Any]:
+    """What every CPU has to have, and what each form needs if there are several."""
+    needed = {cpu: geometry.needed(pieces.isa) for cpu, pieces in cuts.items()}
+    forms = {"forms": {cpu: sorted(features) for cpu, features in needed.items()}} if len(cuts) > 1 else {}
+    return {"cpu_features": sorted(frozenset.intersection(*needed.values())), **forms}
+
+
+def _chosen_kernels(pieces: Cut) -> dict[str, Any]:
+    """How many calls run by which algorithm, and in which precision."""
+    calls = [c for p in pieces.programs for c in p.calls]
+    return {
+        "algorithms": dict(collections.Counter(sorted(n for c in calls for n in c.notes))),
+        "precision": dict(collections.Counter(c.precision.name for c in calls if c.precision)),
     }
 
 

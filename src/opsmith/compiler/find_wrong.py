@@ -51,12 +51,10 @@ def find_wrong(pieces: Cut, verified: VerifyResult, target: Target, give_up: boo
     """GIVE_UP: hand back whole regions, without looking closer."""
     failed = next(case for case in verified.cases if not case.ok)
     problem = failed.problem or next(o.problem for o in failed.outputs if not o.ok) or ""
-    if failed.problem and not give_up:  # it does not run: ONNX Runtime names the region
-        named = [r for r in pieces.regions if re.search(rf"\b{r.name}\b", failed.problem)]
-        if named:
-            return _whole_regions(named, problem)
     if give_up:
         return _whole_regions(pieces.regions, problem)
+    if named := _named(pieces.regions, failed.problem or ""):  # it does not run
+        return _whole_regions(named, problem)
     try:
         values = all_values(pieces, failed.inputs or {})
         faults = _faults(pieces, target, values)
@@ -65,7 +63,16 @@ def find_wrong(pieces: Cut, verified: VerifyResult, target: Target, give_up: boo
     if not faults:
         return _whole_regions([r for r in pieces.regions if r.path] or pieces.regions, problem)
     region, check = max(faults, key=lambda fault: fault[1].needed_rtol + fault[1].needed_atol)
-    nodes = _culprits(region, pieces, target, values)
+    return _blame(_culprits(region, pieces, target, values), check)
+
+
+def _named(regions: Sequence[Region], problem: str) -> list[Region]:
+    """The regions that ONNX Runtime names where a model does not run."""
+    return [r for r in regions if re.search(rf"\b{r.name}\b", problem)]
+
+
+def _blame(nodes: Sequence[ir.Node], check: OutputCheck) -> Found:
+    """The culprit, or the nodes among which it is."""
     why = f"computed something else than ONNX Runtime ({check.problem})"
     last = f"{nodes[-1].op_type} {nodes[-1].name}"
     if len(nodes) == 1:

@@ -72,6 +72,12 @@ def _parts(region: Region, pieces: Cut, cut_before: bool) -> list[Region]:
 
 
 def _wrong_parts(parts: Sequence[Region], pieces: Cut, target: Target, values: Values) -> Found | None:
+    compiled = _lowered(parts, pieces, target, values)
+    return _to_hand_back(compiled, _problems(compiled, pieces, target, values)) if compiled else None
+
+
+def _lowered(parts: Sequence[Region], pieces: Cut, target: Target, values: Values) -> list[tuple[Region, Program]]:
+    """The parts that can be compared, each with its program."""
     compiled: list[tuple[Region, Program]] = []
     for part in parts:
         known = all((v.name or "") in values for v in (*part.inputs, *part.outputs))
@@ -80,8 +86,13 @@ def _wrong_parts(parts: Sequence[Region], pieces: Cut, target: Target, values: V
                 compiled.append((part, lower(part, pieces.source, pieces.source.scopes[0].analysis.facts, target)))
         except GoesBack:
             continue  # shape arithmetic, which has no program of its own
-    if not compiled:
-        return None
+    return compiled
+
+
+def _problems(
+    compiled: Sequence[tuple[Region, Program]], pieces: Cut, target: Target, values: Values
+) -> dict[str, str]:
+    """What is wrong with the parts' outputs, by name, as verify finds it."""
     with tempfile.TemporaryDirectory(prefix="opsmith-parts-") as folder:
         given = {_given(v): np.asarray(values[v.name or ""]) for p, _ in compiled for v in p.inputs}
         expected, actual = Path(folder) / "expected" / "parts.onnx", Path(folder) / "actual" / "parts.onnx"
@@ -91,7 +102,11 @@ def _wrong_parts(parts: Sequence[Region], pieces: Cut, target: Target, values: V
         store.write_test_data(expected.parent, given, {})
         _build(compiled, actual, pieces.source.working.ir_version, target.isa)
         result = verify(expected, actual, shapes=0)
-    wrong = {o.name: o.problem or "" for c in result.cases for o in c.outputs if not o.ok}
+    return {o.name: o.problem or "" for c in result.cases for o in c.outputs if not o.ok}
+
+
+def _to_hand_back(compiled: Sequence[tuple[Region, Program]], wrong: dict[str, str]) -> Found | None:
+    """The parts with an output that is WRONG."""
     nodes: HandedBack = {}
     told = []
     for part, _ in compiled:
