@@ -181,6 +181,28 @@ def test_large_models_keep_their_weights_outside_the_file(tmp_path, monkeypatch)
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["fp16", "int8"]  # no stray temporary folders
 
 
+@pytest.mark.parametrize("method", ["weight-only", "fp16"])
+@pytest.mark.parametrize("names", [["a", "b"], ["a", "b", "a_int8_weight", "a_fp16", "a_fp16_1"]])
+def test_nodes_without_names_and_names_that_are_taken_give_a_valid_model(tmp_path, method, names):
+    rng = np.random.default_rng(0)
+    weights = {name: (rng.standard_normal((64, 64)) / 8).astype(np.float32) for name in names}
+    weights["bias"] = rng.standard_normal((1, 64)).astype(np.float32)  # two axes: it needs an Add of its own
+    values = ["x", *(f"v{i}" for i in range(len(names) - 1)), "y"]
+    nodes = [helper.make_node("Gemm", [values[i], name, "bias"], [values[i + 1]]) for i, name in enumerate(names)]
+    if len(names) > 2:
+        nodes[-1].name = "b_int8"  # which quantize would like to give to another
+    inout = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 64]) for name in ("x", "y")]
+    stored = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "unnamed", inout[:1], inout[1:], stored)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "a.onnx")
+    assert quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", method=method).quantized == len(names)
+    made = onnx.load(tmp_path / "b.onnx").graph.node
+    assert len({n.name for n in made}) == len(made) and all(n.name for n in made)
+    x = rng.standard_normal((3, 64)).astype(np.float32)
+    before, after = (ort.InferenceSession(tmp_path / f"{n}.onnx").run(None, {"x": x})[0] for n in "ab")
+    assert np.linalg.norm(after - before) < 0.03 * np.linalg.norm(before)
+
+
 def test_an_excluded_layer_stays(tmp_path):
     result = quantize(models.tiny_variant("gpt2"), tmp_path / "m" / "q", exclude=["*mlp*"], threads=1)
     assert len(result.left) == 4 and result.quantized == 5

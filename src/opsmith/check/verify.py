@@ -182,15 +182,9 @@ def verify(
     no B, runs through it. PRECISION is what B was asked to compute in: below fp32 its outputs pass within the bound of that
     precision, or within BOUND if it is given.
     """
-    if provider is not None:
-        b = a if b is None else b
-        if bisect:
-            raise OpsmithError("bisect needs the values inside the model, which the execution provider does not show")
-    if precision != "fp32" and precision not in BOUNDS:
-        raise OpsmithError(f"unknown precision {precision!r}", f"known: {', '.join(('fp32', *BOUNDS))}")
-    for name, value in (("rtol", rtol), ("atol", atol)):
-        if value is not None and not value >= 0:
-            raise OpsmithError(f"{name} must be zero or more, not {value}")
+    if provider is not None and b is None:
+        b = a
+    _refuse_bad_options(rtol, atol, precision, bisect=bisect, provider=provider)
     stored, tolerance = _stored_cases(a, b), _Tolerance(rtol, atol, BOUNDS.get(precision) if bound is None else bound)
     with store.on_disk(a) as path_a:
         if b is None:
@@ -215,11 +209,28 @@ def verify(
             result = VerifyResult(tuple(cases), tuple(dropped))
             if result.ok or not bisect:
                 return result
-            failing = next(case for case in cases if not case.ok)
-            names = (failing.name, failing.name.removesuffix(STORED))
-            fed = next(answer.feed.inputs for answer in answers if answer.feed.name in names)
+            fed = _fed_to_first_failure(cases, answers)
             parting, note = _bisect(path_a, path_b, model_a, model_b, fed, tolerance, threads)
             return dataclasses.replace(result, parting=parting, note=note)
+
+
+def _refuse_bad_options(
+    rtol: float | None, atol: float | None, precision: str, *, bisect: bool, provider: Path | None
+) -> None:
+    if bisect and provider is not None:
+        raise OpsmithError("bisect needs the values inside the model, which the execution provider does not show")
+    if precision != "fp32" and precision not in BOUNDS:
+        raise OpsmithError(f"unknown precision {precision!r}", f"known: {', '.join(('fp32', *BOUNDS))}")
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if value is not None and not value >= 0:
+            raise OpsmithError(f"{name} must be zero or more, not {value}")
+
+
+def _fed_to_first_failure(cases: Sequence[Case], answers: Sequence[_Answer]) -> dict[str, Array]:
+    """The inputs of the first case that fails; one compared with stored outputs was fed as the case it is named after."""
+    failing = next(case for case in cases if not case.ok)
+    names = (failing.name, failing.name.removesuffix(STORED))
+    return next(answer.feed.inputs for answer in answers if answer.feed.name in names)
 
 
 @dataclasses.dataclass(frozen=True)

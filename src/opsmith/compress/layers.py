@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 Array = np.ndarray[Any, Any]
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
@@ -47,6 +48,20 @@ def stored(value: ir.Value) -> ir.TensorProtocol:
 def constant(value: ir.Value | None) -> bool:
     """An initializer that no caller can override."""
     return value is not None and value.is_initializer() and not value.is_graph_input() and value.const_value is not None
+
+
+def free_name(model: ir.Model, wanted: str) -> str:
+    """WANTED, with a number if an initializer has that name already."""
+    name, number = wanted, 1
+    while name in model.graph.initializers:
+        name, number = f"{wanted}_{number}", number + 1
+    return name
+
+
+def tidy(model: ir.Model) -> None:
+    """After a change: nothing unused, and no two nodes or values of one name, whatever names the model came with."""
+    common.RemoveUnusedNodesPass()(model)
+    common.NameFixPass()(model)
 
 
 def find_layers(model: ir.Model) -> list[Layer]:

@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from opsmith import progress, session, store
 from opsmith.compress import importance, quality
-from opsmith.compress.layers import Layer, find_layers
+from opsmith.compress.layers import Layer, find_layers, tidy
 from opsmith.compress.own_outputs import write_test_data
 from opsmith.compress.prune_heads import find_heads
 from opsmith.compress.prune_magnitude import zero_smallest
@@ -271,7 +270,7 @@ def _cut(
             channels = np.flatnonzero(np.isin(group.sink_labels, kept[i]))
             replace_weight(model, group, importance.repaired(moments[i], sinks[i], channels))
     _tie_again(model)
-    common.RemoveUnusedNodesPass()(model)
+    tidy(model)
     return kept
 
 

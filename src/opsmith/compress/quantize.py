@@ -21,12 +21,11 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from opsmith import progress, session, store
 from opsmith.compress import quality
 from opsmith.compress.blocks import Blocks, quantize_blocks
-from opsmith.compress.layers import Layer, constant, find_layers, find_tables, stored
+from opsmith.compress.layers import Layer, constant, find_layers, find_tables, free_name, stored, tidy
 from opsmith.compress.own_outputs import write_test_data
 from opsmith.compress.quality import Feed, Quality
 from opsmith.compress.quantize_options import QuantizeOptions
@@ -171,7 +170,7 @@ def _weight_only(
         count, left = _quantize_layers(model, options, bits_of, chosen, Path(spool))
         if options.halves_tables:
             _halve_tables(model, options.exclude)
-        _drop_unused(model)
+        tidy(model)
         store.save_model(model, target)
     return count, left
 
@@ -207,7 +206,7 @@ def _register(model: ir.Model, packed: Blocks, name: str, spool: Path) -> tuple[
     """The three tensors of a quantized weight as initializers."""
 
     def value(kind: str, array: Array) -> ir.Value:
-        tensor = ir.Tensor(_spooled(array, spool), name=f"{name}_{kind}")
+        tensor = ir.Tensor(_spooled(array, spool), name=free_name(model, f"{name}_{kind}"))
         made = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
         model.graph.register_initializer(made)
         return made
@@ -237,11 +236,12 @@ def _replace(layer: Layer, attributes: dict[str, int], tensors: tuple[ir.Value, 
     while inputs[-1] is None:
         inputs.pop()
     result = node.outputs[0]
-    name = f"{node.name}_int{attributes['bits']}"
+    stem = node.name or layer.name
+    name = f"{stem}_int{attributes['bits']}"
     made = ir.node("MatMulNBits", inputs, attributes={"K": k, "N": n} | attributes, domain="com.microsoft", name=name)
     new = [made]
     if layer.bias is not None and not inside:
-        new.append(ir.node("Add", [made.outputs[0], layer.bias], name=f"{node.name}_bias"))
+        new.append(ir.node("Add", [made.outputs[0], layer.bias], name=f"{stem}_bias"))
     last = new[-1].outputs[0]
     last.type, last.shape = result.type, result.shape
     graph = node.graph
@@ -309,7 +309,7 @@ def halve(model: ir.Model, exclude: Sequence[str] = ()) -> tuple[int, list[str]]
         for user, index in list(value.uses()):
             user.replace_input_with(index, converted)
         model.graph.insert_before(model.graph[0], cast)
-    _drop_unused(model)
+    tidy(model)
     return len(halves), left
 
 
@@ -319,7 +319,7 @@ def _fits_half(array: Array) -> bool:
 
 def _half(model: ir.Model, value: ir.Value) -> ir.Value:
     """A lazy half-precision copy: converted while the file is written, one tensor at a time."""
-    name, source = f"{value.name}_fp16", stored(value)
+    name, source = free_name(model, f"{value.name}_fp16"), stored(value)
 
     def convert() -> ir.TensorProtocol:
         return ir.Tensor(source.numpy().astype(np.float16), name=name)
@@ -328,10 +328,6 @@ def _half(model: ir.Model, value: ir.Value) -> ir.Value:
     made = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT16), shape=tensor.shape, const_value=tensor)
     model.graph.register_initializer(made)
     return made
-
-
-def _drop_unused(model: ir.Model) -> None:
-    common.RemoveUnusedNodesPass()(model)
 
 
 # --- through ONNX Runtime's own tool ---------------------------------------------------------------------

@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from opsmith import ops
-from opsmith.compress.layers import Layer, constant, stored
+from opsmith.compress.layers import Layer, constant, free_name, stored
 
 Array = np.ndarray[Any, Any]
 OWN = "opsmith"
@@ -413,9 +413,7 @@ def _mend_shape(model: ir.Model, node: ir.Node, axis: int, size: int) -> None:
 
 
 def _register(model: ir.Model, name: str, array: Array) -> ir.Value:
-    unique, number = name, 1
-    while unique in model.graph.initializers:
-        unique, number = f"{name}_{number}", number + 1
+    unique = free_name(model, name)
     tensor = ir.Tensor(np.ascontiguousarray(array), name=unique)
     value = ir.Value(name=unique, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
     model.graph.register_initializer(value)

@@ -96,31 +96,62 @@ def inspect(
 
 
 def _model(model: store.ModelLike, dims: Fixed | None, count_flops: bool, run: bool) -> ModelInfo:
-    in_memory = isinstance(model, (ir.Model, onnx.ModelProto))
     path = None if isinstance(model, (ir.Model, onnx.ModelProto)) else store.find_model(model)
-    opened = store.open_model(model)
+    info = _graph(store.open_model(model))
     packed = path is not None and store.is_packed(path)  # the graph is inside the library, and so are the weights
-    cost = flops(model, dims, run=run) if count_flops and not packed else None
+    if packed:
+        info = dataclasses.replace(info, parameters=None)
+    if count_flops and not packed:
+        info = _with_flops(info, flops(model, dims, run=run))
+    return info if path is None else _with_files(info, path)
+
+
+def _graph(model: ir.Model) -> ModelInfo:
+    """What the graph itself tells: no FLOPs, no files."""
     return ModelInfo(
-        path=None if path is None else str(path),
-        inputs=tuple(_value(v) for v in opened.graph.inputs if v.name not in opened.graph.initializers),
-        outputs=tuple(_value(v) for v in opened.graph.outputs),
-        opsets=dict(sorted(opened.opset_imports.items())),
-        ir_version=opened.ir_version or 0,
-        producer=" ".join(filter(None, (opened.producer_name, opened.producer_version))),
-        functions=tuple(sorted({f"{f.domain}.{f.name}" for f in opened.functions.values()})),
-        nodes=len(opened.graph),
-        parameters=None if packed else parameters(opened),
-        size=None if in_memory else session.size_on_disk(path or ""),
-        external=tuple(sorted(f.name for f in store.external_files(path))) if path else (),
-        dynamic_dims=_dynamic_dims(opened),
-        ops=_ops(opened, cost),
-        flops=None if cost is None else cost.total,
-        flops_dims=cost.dims if cost else {},
-        flops_measured=cost.measured if cost else False,
-        not_counted=tuple(sorted({n.op for n in cost.unknown})) if cost else (),
-        flops_note=cost.note if cost else None,
-        record=store.read_record(path) if path else {},
+        path=None,
+        inputs=tuple(_value(v) for v in model.graph.inputs if v.name not in model.graph.initializers),
+        outputs=tuple(_value(v) for v in model.graph.outputs),
+        opsets=dict(sorted(model.opset_imports.items())),
+        ir_version=model.ir_version or 0,
+        producer=" ".join(filter(None, (model.producer_name, model.producer_version))),
+        functions=tuple(sorted({f"{f.domain}.{f.name}" for f in model.functions.values()})),
+        nodes=len(model.graph),
+        parameters=parameters(model),
+        size=None,
+        external=(),
+        dynamic_dims=_dynamic_dims(model),
+        ops=_ops(model),
+        flops=None,
+        flops_dims={},
+        flops_measured=False,
+        not_counted=(),
+        flops_note=None,
+        record={},
+    )
+
+
+def _with_flops(info: ModelInfo, cost: Cost) -> ModelInfo:
+    total = cost.total
+    shares = ((op, count, work, work / (total or 1)) for op, (count, work) in cost.by_op().items())
+    return dataclasses.replace(
+        info,
+        ops=tuple(OpCount(*share) for share in shares),
+        flops=total,
+        flops_dims=cost.dims,
+        flops_measured=cost.measured,
+        not_counted=tuple(sorted({n.op for n in cost.unknown})),
+        flops_note=cost.note,
+    )
+
+
+def _with_files(info: ModelInfo, path: Path) -> ModelInfo:
+    return dataclasses.replace(
+        info,
+        path=str(path),
+        size=session.size_on_disk(path),
+        external=tuple(sorted(f.name for f in store.external_files(path))),
+        record=store.read_record(path),
     )
 
 
@@ -159,14 +190,11 @@ def parameters(model: ir.Model) -> int:
     return sum(t.size for t in kept)
 
 
-def _ops(model: ir.Model, cost: Cost | None) -> tuple[OpCount, ...]:
-    if cost is None:
-        counts = collections.Counter(
-            n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}.{n.op_type}" for n in model.graph
-        )
-        return tuple(OpCount(op, count, 0, 0.0) for op, count in counts.most_common())
-    total = cost.total or 1
-    return tuple(OpCount(op, count, work, work / total) for op, (count, work) in cost.by_op().items())
+def _ops(model: ir.Model) -> tuple[OpCount, ...]:
+    counts = collections.Counter(
+        n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}.{n.op_type}" for n in model.graph
+    )
+    return tuple(OpCount(op, count, 0, 0.0) for op, count in counts.most_common())
 
 
 # --- folders ----------------------------------------------------------------------------------------------
