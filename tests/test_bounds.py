@@ -59,7 +59,19 @@ def size_bomb() -> onnx.ModelProto:
     )
 
 
-BOMBS = [range_bomb, concat_bomb, shape_bomb, call_bomb, size_bomb]
+def _loop(count: int, more: str) -> onnx.ModelProto:
+    body = f"b (int64 i, bool go, float[k,3] s) => (bool more, float[k,3] t) {{ t = Neg(s) {more} }}"
+    return onnx.parser.parse_model(
+        HEAD.format("")
+        + f"<int64 a = {{{count}}}, bool yes = {{1}}, float l = {{0}}> {{ y = Loop<body = {body}>(a, yes, x) }}"
+    )
+
+
+def loop_bomb() -> onnx.ModelProto:
+    return _loop(1 << 62, "more = Identity(go)")
+
+
+BOMBS = [range_bomb, concat_bomb, shape_bomb, call_bomb, size_bomb, loop_bomb]
 VERBS = [["inspect"], ["optimize", "--level", "1"], ["compile", "--dry-run"], ["verify"]]
 # Both count what Python and its packages take by themselves. Processor time, as the machine may be busy.
 RUN = """
@@ -89,6 +101,17 @@ def test_every_verb_ends_soon_and_with_little_memory(make: Callable[[], onnx.Mod
         peak, seconds = result.stderr.rsplit("peak ", 1)[1].split()
         assert int(peak) < 2**30, f"{verb}: {int(peak) / 2**30:.1f} GiB"
         assert float(seconds) < 10, f"{verb}: {seconds} s of processor time"
+
+
+def test_a_loop_is_refused_only_if_nothing_ends_it() -> None:
+    computed = "q = ReduceSum<keepdims=0>(t) more = Less(q, l)"
+    for count, more in ((1 << 62, computed), (1000, "more = Identity(go)"), (1 << 62, "more = Not(go)")):
+        bounds.check_values(_loop(count, more), "model")
+    for more in ("more = Identity(go)", "m = Identity(go) more = Identity(m)", "more = Identity(yes)"):
+        with pytest.raises(
+            OpsmithError, match="model: the Loop that makes .'y'. has no end: 4611686018427387904 rounds"
+        ):
+            bounds.check_values(_loop(1 << 62, more), "model")
 
 
 def test_functions_that_call_themselves_are_refused() -> None:

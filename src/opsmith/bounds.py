@@ -2,7 +2,7 @@
 
     check_calls    functions that call each other without end, or so often that nobody could ever inline them; text and shapes
                    that ONNX's own inference does not survive
-    check_values   values that would not fit into this machine's memory
+    check_values   values that would not fit into this machine's memory, and a Loop without end
     infer_shapes   ONNX's shape inference, which follows the elements of shape vectors only while they are short, in a process of its
                    own where it may abort
 
@@ -11,13 +11,14 @@ The budgets of folding (rewriter/passes) and of shape arithmetic (analysis) stan
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import onnx
@@ -88,7 +89,8 @@ def check_calls(proto: onnx.ModelProto, what: str) -> None:
 
 
 def check_values(proto: onnx.ModelProto, what: str) -> None:
-    """Refuse a model with a value of known size that is larger than this machine's memory. PROTO loses its weights."""
+    """Refuse what cannot run: a value of known size larger than this machine's memory, a Loop without end. PROTO loses its weights."""
+    _check_loops(proto.graph, what)
     for tensor in proto.graph.initializer:
         if len(tensor.raw_data) > _SMALL:
             tensor.ClearField("raw_data")
@@ -101,6 +103,57 @@ def check_values(proto: onnx.ModelProto, what: str) -> None:
         if math.prod(dims) > (machine.memory_bytes() or math.inf):
             size = " x ".join(map(str, dims))
             raise OpsmithError(f"{what}: the value {name!r} has {size} elements, more than this machine's memory holds")
+
+
+MOST_ROUNDS = 1 << 40  # of a Loop; at 100 ns for each they take more than a day
+
+
+def _check_loops(graph: onnx.GraphProto, what: str) -> None:
+    """Refuse a Loop of the main graph, which surely runs, with a vast constant count and a condition that stays true."""
+    loops = [node for node in graph.node if node.op_type == "Loop" and len(node.input) >= 2]
+    constants = _single_numbers(graph) if loops else {}
+    for node in loops:
+        rounds, start = (
+            constants.get(name) if name else default for name, default in zip(node.input, (math.inf, True))
+        )
+        body = next((a.g for a in node.attribute if a.name == "body"), None)
+        if rounds is None or rounds <= MOST_ROUNDS or not start or body is None:
+            continue
+        if _stays_true(body, constants):
+            raise OpsmithError(f"{what}: the Loop that makes {list(node.output)} has no end: {rounds} rounds")
+
+
+def _stays_true(body: onnx.GraphProto, outside: Mapping[str, float]) -> bool:
+    """Whether a Loop's body hands the condition on as it came, or a constant that is true."""
+    if len(body.input) < 2 or not body.output:
+        return False
+    copies = {
+        node.output[0]: node.input[0] for node in body.node if node.op_type == "Identity" and node.input and node.output
+    }
+    name = body.output[0].name
+    for _ in range(len(copies)):
+        name = copies.get(name, name)
+    return name == body.input[1].name or bool({**outside, **_single_numbers(body)}.get(name))
+
+
+def _single_numbers(graph: onnx.GraphProto) -> dict[str, float]:
+    """The constants of one whole number or truth value; an input's default is none."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    tensors |= {
+        n.output[0]: a.t
+        for n in graph.node
+        if n.op_type == "Constant" and n.output
+        for a in n.attribute
+        if a.name == "value"
+    }
+    inputs = {value.name for value in graph.input}
+    numbers: dict[str, float] = {}
+    for name, tensor in tensors.items():
+        whole = tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.BOOL) and math.prod(tensor.dims) == 1
+        if whole and name not in inputs and tensor.data_location != onnx.TensorProto.EXTERNAL:
+            with contextlib.suppress(ValueError):  # it holds less than it says
+                numbers[name] = onnx.numpy_helper.to_array(tensor).item()
+    return numbers
 
 
 def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:

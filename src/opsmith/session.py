@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,18 +149,43 @@ _NOT_IN_NUMPY = {
 }
 
 
-def run(session: ort.InferenceSession, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None) -> list[Any]:
-    """Run all outputs, or those named; ORT's errors come back as one line."""
+def run(
+    session: ort.InferenceSession,
+    inputs: Mapping[str, Any],
+    outputs: Sequence[str] | None = None,
+    *,
+    seconds: float | None = None,
+) -> list[Any]:
+    """Run all outputs, or those named; ORT's errors come back as one line. After SECONDS the run is ended, an error too."""
     feeds = dict(inputs)
     kinds = {value.name: value.type for value in (*session.get_inputs(), *session.get_outputs())}
+    with _ended_after(seconds) as options:
+        try:
+            if not _NOT_IN_NUMPY.keys() & set(kinds.values()):
+                return list(session.run(outputs, feeds, options))
+            values = {name: _to_ort(array, kinds.get(name, "")) for name, array in feeds.items()}
+            names = list(outputs or [value.name for value in session.get_outputs()])
+            return [_from_ort(v, kinds[n]) for n, v in zip(names, session.run_with_ort_values(names, values, options))]
+        except Exception as error:
+            if options is not None and options.terminate:
+                raise OpsmithError(f"the model ran for more than {seconds:g} s") from error
+            raise OpsmithError(f"ONNX Runtime failed to run the model: {one_line(error)}") from error
+
+
+@contextlib.contextmanager
+def _ended_after(seconds: float | None) -> Iterator[ort.RunOptions | None]:
+    """Options of a run that ONNX Runtime gives up, before its next node, once the time is over."""
+    if seconds is None:
+        yield None
+        return
+    options = ort.RunOptions()
+    timer = threading.Timer(seconds, lambda: setattr(options, "terminate", True))
+    timer.daemon = True
+    timer.start()
     try:
-        if not _NOT_IN_NUMPY.keys() & set(kinds.values()):
-            return list(session.run(outputs, feeds))
-        values = {name: _to_ort(array, kinds.get(name, "")) for name, array in feeds.items()}
-        names = list(outputs or [value.name for value in session.get_outputs()])
-        return [_from_ort(v, kinds[n]) for n, v in zip(names, session.run_with_ort_values(names, values))]
-    except Exception as error:
-        raise OpsmithError(f"ONNX Runtime failed to run the model: {one_line(error)}") from error
+        yield options
+    finally:
+        timer.cancel()
 
 
 def _to_ort(array: Any, kind: str) -> ort.OrtValue:

@@ -191,3 +191,17 @@ def test_an_operator_that_was_added_to_the_table_counts_like_the_others(monkeypa
     monkeypatch.setattr(ops, "TABLE", dict(ops.TABLE))
     ops.row("com.example::Bend", lambda x: 1 - 2 / x, arity=1)
     assert flops(bent, run=False).total == 16
+
+
+def test_a_run_for_shapes_gives_up_on_a_loop_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opsmith.check.flops.LONGEST_LOOP", 0.1)
+    endless = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]>
+        g (float[n] x) => (float[m] y) <int64 most = {4611686018427387904}, bool yes = {1}> {
+            y = Loop <body = b (int64 i, bool go, float[k] s) => (bool more, float[k] t) {
+                t = Neg(s)  sum = ReduceSum<keepdims=0>(t)  more = LessOrEqual(sum, sum)
+            }> (most, yes, x)
+        }""")
+    cost = flops(endless)
+    assert (
+        cost.nodes[0].flops is None and cost.note == "shapes could not be measured: the model ran for more than 0.1 s"
+    )

@@ -63,3 +63,18 @@ def test_a_model_whose_declared_ranks_contradict_it_makes_no_noise(caplog: pytes
     )
     rewriter.keep_integers(ir.from_proto(model))
     assert not caplog.records
+
+
+@pytest.mark.parametrize("declared, spelled", [("3,3", False), ("5,3", True), ("a,b", True)])
+def test_padding_is_spelled_out_as_the_input_asks_not_as_the_output_was_declared(declared: str, spelled: bool) -> None:
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 20]> g (float[1,1,5,5] x, float[1,1,3,3] w) => (float[1,1,{declared}] y)
+        {{ y = Conv <auto_pad = "SAME_LOWER", kernel_shape = [3, 3], strides = [1, 2]> (x, w) }}"""
+    )
+    changed = ir.from_proto(proto)
+    rewriter.rewrite_model(changed, level=1)
+    assert ("pads" in changed.graph[0].attributes) == spelled
+    rng = np.random.default_rng(0)
+    feed = {name: rng.random((1, 1, size, size), np.float32) for name, size in (("x", 5), ("w", 3))}
+    result = run(ir.to_proto(changed), feed)[0]
+    assert result.shape == (1, 1, 5, 3) and np.allclose(result, run(proto, feed)[0], rtol=1e-5)

@@ -199,6 +199,14 @@ def _collect(graph: onnx.GraphProto, values: _Known) -> None:
                 _collect(inner, values)
 
 
+LONGEST_LOOP = 2.0  # seconds; a file of 200 bytes can ask for 2^62 rounds, and the profiler notes each of their nodes
+
+
+def _loops(model: ir.Model) -> bool:
+    bodies = (model.graph, *model.functions.values())
+    return any(node.op_type in ("Loop", "Scan") for body in bodies for node in body.all_nodes())
+
+
 _BITS = {"bool": 8, "float16": 16, "bfloat16": 16, "float": 32, "double": 64}
 _BITS |= {f"{sign}int{bits}": bits for sign in ("", "u") for bits in (8, 16, 32, 64)}
 
@@ -216,7 +224,7 @@ def _measured(model: store.ModelLike, opened: ir.Model, dims: Mapping[str, int])
     with store.on_disk(model) as path, tempfile.TemporaryDirectory(prefix="opsmith-flops-") as folder:
         running = session.load(path, optimize=False, profile_prefix=str(Path(folder) / "run"), edit=edit)
         try:
-            session.run(running, feed)
+            session.run(running, feed, seconds=LONGEST_LOOP if _loops(opened) else None)
         finally:
             trace = running.end_profiling()
         events = json.loads(Path(trace).read_text(encoding="utf-8"))

@@ -16,7 +16,7 @@ from onnx_ir.passes.common import NameFixPass
 from onnxscript.rewriter import RewriteRule
 from onnxscript.rewriter.rules import common as rules
 
-from opsmith.rewriter.rule import rank_of, register, tensor_of
+from opsmith.rewriter.rule import attribute, rank_of, register, tensor_of
 
 _BY_OP: dict[str, tuple[RewriteRule, ...]] = {
     "Cast": (rules.no_op_cast_rule, rules.cast_cast_rule, rules.cast_constant_of_shape_rule),
@@ -51,6 +51,8 @@ def apply(model: ir.Model) -> bool:
             changed = True
             continue
         for rule in _BY_OP.get(node.op_type, ()):
+            if rule is rules.normalize_pad_format_conv_rule and _misdeclared(node):
+                continue
             try:
                 rewritten = rule.try_rewrite(model, graph, node)
             except Exception as error:  # whatever a malformed node makes of onnxscript's rules
@@ -68,6 +70,21 @@ def apply(model: ir.Model) -> bool:
     if changed:
         NameFixPass()(model)  # onnxscript's new values may carry names that are taken
     return changed
+
+
+def _misdeclared(conv: ir.Node) -> bool:
+    """Whether the shape of a Conv<auto_pad=SAME_*> is not what its input makes it, as a stale declaration of an output.
+
+    ONNX Runtime goes on with a warning; onnxscript works the padding out from that shape.
+    """
+    source, made = (value.shape if value is not None else None for value in (conv.inputs[0], conv.outputs[0]))
+    if source is None or made is None or not str(attribute(conv, "auto_pad", "NOTSET")).startswith("SAME"):
+        return False
+    sizes = [d if isinstance(d, int) else None for d in source[2:]]
+    strides = attribute(conv, "strides", [1] * len(sizes))
+    if len(strides) != len(sizes) or min(strides, default=1) < 1:
+        return True
+    return list(made[2:]) != [-(-size // stride) if size is not None else None for size, stride in zip(sizes, strides)]
 
 
 def _unchanged(node: ir.Node) -> ir.Value | None:
