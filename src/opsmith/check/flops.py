@@ -203,7 +203,7 @@ LONGEST_LOOP = 2.0  # seconds; a file of 200 bytes can ask for 2^62 rounds, and 
 
 
 def _loops(model: ir.Model) -> bool:
-    bodies = (model.graph, *model.functions.values())
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     return any(node.op_type in ("Loop", "Scan") for body in bodies for node in body.all_nodes())
 
 
