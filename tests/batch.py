@@ -185,5 +185,4 @@ class _Builder:
         command += ["-o", str(target)]
         command += [] if "-c" in extra else ["-shared", "-Wl,-z,nodelete", "-lm"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
-        source.unlink()
         return None if result.returncode == 0 else result.stderr

@@ -159,7 +159,7 @@ def libraries(model: PathLike) -> list[Path]:
 def library_of(path: Path, compiled: Mapping[str, Any]) -> Path:
     """The library that the record of a model names, whole; it may be for another machine."""
     library = path.parent / Path(compiled["library"]).name
-    if not library.is_file() and not compiled.get("compiler"):
+    if not library.is_file() and compiled.get("compiler", "unknown") is None:
         raise OpsmithError(f"{path} is not built yet: it was compiled with --emit-only", "its source has a build.sh")
     if not library.is_file():
         raise OpsmithError(f"{path} needs its library {library.name}, which is missing", "compile it again")

@@ -344,7 +344,7 @@ def test_the_command_shows_exports_and_imports(tmp_path: Path, cache: Path) -> N
     code, text = run("--show")
     assert code == 0 and "gemm" in text and "100.0" in text and "200.0" in text
     code, text = run("--show", "--json")
-    assert code == 0 and json.loads(text)[0]["best"] == {"gemm_f32 6x3": 1e-4}
+    assert code == 0 and json.loads(text)["results"][0]["best"] == {"gemm_f32 6x3": 1e-4}
     assert run("--export", str(tmp_path / "t.jsonl"))[0] == 0
     cache.unlink()
     assert run("--import", str(tmp_path / "t.jsonl"))[0] == 0

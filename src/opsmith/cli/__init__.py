@@ -148,11 +148,19 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
+            _listen()
             return command(*args, **kwargs)
         except KeyboardInterrupt as stop:
             raise _Interrupted(stop.args[0] if stop.args else signal.SIGINT) from None
 
     return run
+
+
+def _listen() -> None:
+    """From here on a command may have begun something: signals unwind it. Before, the handler of `__main__` just ends."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _terminate(number: int, frame: object) -> None:
@@ -162,9 +170,6 @@ def _terminate(number: int, frame: object) -> None:
 
 def main(args: list[str] | None = None) -> Any:
     """Run the command line. A user's mistake is one line on stderr and exit code 2, never a stack trace."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminate)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return build_app()(args=args, prog_name="opsmith")
     except OpsmithError as error:

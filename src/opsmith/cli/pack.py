@@ -7,9 +7,11 @@ from typing import Annotated
 import typer
 
 from opsmith.cli import console
+from opsmith.measure.units import size
 
 PANEL = "Road"
 ORDER = 46
+JSON = {"file": "the zip that was written", "bytes": "its size"}
 EXAMPLES = (
     "opsmith pack models/bert/dynamo_compiled",
     "opsmith pack models/bert/dynamo_compiled -o bert.opsmith.zip",
@@ -27,4 +29,6 @@ def command(
     from opsmith.provider.bundle import pack
 
     path = pack(variant, output)
-    console.say(f"wrote {console.escape(str(path))} ({path.stat().st_size / 1e6:.1f} MB)")
+    told = {"file": path, "bytes": path.stat().st_size}
+    wrote = f"wrote {console.escape(str(path))} ({size(path.stat().st_size)})"
+    console.answer(told, lambda: console.say(wrote), written=[path])

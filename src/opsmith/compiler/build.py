@@ -265,7 +265,8 @@ def _parsed_headers(compiler: Compiler, flags: Sequence[str], files: int) -> lis
         if files < FILES_WORTH_PARSING_ONCE:
             return []
         sweep_files(cache, "*.*.gch")
-        names = [p.name for p in sorted(KERNELS.glob("*.hpp")) if not p.name.startswith("simd_")]
+        optional = ("simd_", "windows_")  # those that are included only for some machines
+        names = [p.name for p in sorted(KERNELS.glob("*.hpp")) if not p.name.startswith(optional)]
         own = header.with_suffix(f".{os.getpid()}.hpp")
         own.write_text("".join(f'#include "{name}"\n' for name in names), encoding="utf-8")
         own.replace(header)

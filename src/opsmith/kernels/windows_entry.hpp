@@ -1,8 +1,6 @@
 // What the linker asks of a Windows library that has no C runtime; in one file of it only.
 #pragma once
 
-#if defined(_WIN32)
-
 extern "C" int DllMainCRTStartup(void*, unsigned, void*) { return 1; }
 
 // Called by functions whose frame is larger than a page, its bytes in rax: touches every page on the way, as Windows grows a stack
@@ -25,4 +23,3 @@ ___chkstk_ms:
     popq %rcx
     ret
 )");
-#endif
