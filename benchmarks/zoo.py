@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -80,18 +79,25 @@ def prepare(model: ZooModel, folder: Path) -> Path:
     return variant
 
 
+# Between this process and the one it measures: on Linux a child's peak counts what its parent held when it was started.
+MEASURING = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[2:])
+open(sys.argv[1], "w").write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+sys.exit(code)
+"""
+
+
 def compile_alone(source: Path, dest: Path, row: Row, options: Sequence[str] = ()) -> None:
     """`opsmith compile SRC DEST`, in a process of its own. Its peak memory counts the processes that it starts, too."""
     shutil.rmtree(dest, ignore_errors=True)
     command = ["timeout", str(LIMIT), sys.executable, "-m", "opsmith", "compile", str(source), str(dest), *options]
-    printed, errors = dest.parent / "compile.txt", dest.parent / "errors.txt"
+    printed, errors, peak = (dest.parent / f"{name}.txt" for name in ("compile", "errors", "peak"))
     started = time.monotonic()
     with printed.open("w") as out, errors.open("w") as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err)
-        _, status, usage = os.wait4(process.pid, 0)
+        code = subprocess.call([sys.executable, "-c", MEASURING, str(peak), *command], stdout=out, stderr=err)
     row.compile_s = time.monotonic() - started
-    row.compile_rss = usage.ru_maxrss * 1024  # Linux counts KiB
-    process.returncode = code = os.waitstatus_to_exitcode(status)
+    row.compile_rss = int(peak.read_text()) * 1024  # Linux counts KiB
     if code:
         raise OpsmithError((errors.read_text().strip().splitlines() or [f"exit code {code}"])[-1])
     compiled = store.read_record(store.find_model(dest))["compiled"]
