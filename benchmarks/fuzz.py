@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import gc
 import json
 import os
 import random
@@ -534,6 +535,7 @@ def sheltered(task: Callable[[Callable[..., None]], None]) -> tuple[list[tuple[A
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        gc.freeze()  # sessions of the parent's have threads that are not here: to collect one would wait for them for ever
         os.close(reader)
         with os.fdopen(writer, "w") as pipe:
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import gc
 import math
 import os
 import re
@@ -172,6 +173,7 @@ def _infer(proto: onnx.ModelProto, data_prop: bool = False) -> onnx.ModelProto:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        gc.freeze()  # sessions of the parent's have threads that are not here: to collect one would wait for them for ever
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where it says that it aborts
             faulthandler.disable()
