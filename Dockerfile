@@ -7,7 +7,8 @@ ARG EXTRAS=toolchain,studio
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY src ./src
-RUN pip install --no-cache-dir ".[$EXTRAS]" && rm -rf /src/build && useradd --create-home smith
+COPY packages ./packages
+RUN pip install --no-cache-dir ".[$EXTRAS]" ./packages/opsmith-starter && rm -rf /src/build && useradd --create-home smith
 USER smith
 WORKDIR /home/smith
 ENTRYPOINT ["opsmith"]

@@ -1,7 +1,8 @@
 """Hostile files through every verb that reads a model: one line and exit code 2, or a result; no crash, no hang.
 
-    python benchmarks/hostile.py            every file through every verb
-    python benchmarks/hostile.py fifo       only files whose name contains a word
+    python benchmarks/hostile.py                          every file through every verb
+    python benchmarks/hostile.py fifo                     only files whose name contains a word
+    python benchmarks/hostile.py '' inspect,optimize      only some verbs
 
 Each command runs in a process of its own. It may use 10 s of processor time and 2 GiB, may not print control characters, and if it
 fails says so in one line. docs/reliability.md has the latest figures.
@@ -23,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -166,8 +168,171 @@ def bombs() -> Iterator[tuple[str, onnx.ModelProto]]:
     )
 
 
+def with_functions(*functions: onnx.FunctionProto, call: str = "F0") -> onnx.ModelProto:
+    model = simple([h.make_node(call, ["x"], ["y"], domain="local")])
+    model.opset_import.append(h.make_opsetid("local", 1))
+    model.functions.extend(functions)
+    return model
+
+
+def function(name: str, inner: str, domain: str = "local", opsets: bool = True) -> onnx.FunctionProto:
+    imports = [h.make_opsetid("", 18), h.make_opsetid("local", 1)] if opsets else []
+    return h.make_function("local", name, ["a"], ["b"], [h.make_node(inner, ["a"], ["b"], domain=domain)], imports)
+
+
+def functions() -> Iterator[tuple[str, onnx.ModelProto]]:
+    yield "function that calls itself", with_functions(function("F0", "F0"))
+    yield "functions in a ring", with_functions(*(function(f"F{i}", f"F{(i + 1) % 3}") for i in range(3)))
+    yield (
+        "500 functions in a row",
+        with_functions(*(function(f"F{i}", f"F{i + 1}") for i in range(500)), function("F500", "Relu", "")),
+    )
+    yield "function twice", with_functions(function("F0", "Relu", ""), function("F0", "Neg", ""))
+    yield "function without imports", with_functions(function("F0", "Relu", "", opsets=False))
+    yield "function of unknown operator", with_functions(function("F0", "Strange", ""))
+    yield "function that is not there", with_functions(function("F0", "Relu", ""), call="F1")
+    leaking = function("F0", "Relu", "")
+    leaking.node[0].input[0] = "x"
+    yield "function that reads the graph", with_functions(leaking)
+
+
+def nested(levels: int) -> onnx.ModelProto:
+    """Loops in Loops."""
+    info = h.make_tensor_value_info
+    body = [h.make_node("Relu", ["x"], ["y"])]
+    for level in range(levels):
+        inside = h.make_graph(
+            [h.make_node("Identity", [f"c{level}"], [f"d{level}"]), *body, h.make_node("Neg", ["y"], [f"t{level}"])],
+            f"b{level}",
+            [info(f"i{level}", T.INT64, []), info(f"c{level}", T.BOOL, []), info(f"s{level}", T.FLOAT, ["n", 3])],
+            [info(f"d{level}", T.BOOL, []), info(f"t{level}", T.FLOAT, ["n", 3])],
+        )
+        body = [h.make_node("Loop", ["trips", "", "x"], ["y"], body=inside)]
+    return simple(body, trips=nh.from_array(np.array(1, np.int64), "trips"))
+
+
+def branches(inner: list[onnx.NodeProto], result: str = "b") -> onnx.ModelProto:
+    out = h.make_tensor_value_info(result, T.FLOAT, ["n", 3])
+    graphs = {name: h.make_graph(inner, name, [], [out]) for name in ("then_branch", "else_branch")}
+    return simple([h.make_node("If", ["c"], ["y"], **graphs)], c=nh.from_array(np.array(True), "c"))
+
+
+def subgraphs() -> Iterator[tuple[str, onnx.ModelProto]]:
+    yield "branch that reads its own If", branches([h.make_node("Relu", ["y"], ["b"])])
+    yield "branch that reads itself", branches([h.make_node("Relu", ["b"], ["b"])])
+    yield "branch without its result", branches([h.make_node("Relu", ["x"], ["other"])])
+    yield "empty branch", branches([])
+    yield "If without branches", simple([h.make_node("If", ["c"], ["y"])], c=nh.from_array(np.array(True), "c"))
+    typed = simple([h.make_node("Relu", ["x"], ["y"], alpha=1)])
+    typed.graph.node[0].attribute[0].type = onnx.AttributeProto.GRAPH
+    yield "attribute of another type", typed
+    typed = simple([h.make_node("Softmax", ["x"], ["y"], axis=1.5)])
+    yield "axis that is a float", typed
+    typed = simple([h.make_node("Softmax", ["x"], ["y"], axis=1)])
+    typed.graph.node[0].attribute[0].ref_attr_name = "nowhere"
+    yield "attribute of no function", typed
+    for levels in (3, 12):
+        yield f"{levels} Loops in each other", nested(levels)
+
+
+def sparse(values: list[float], indices: Any, dims: list[int]) -> onnx.ModelProto:
+    model = simple([h.make_node("Add", ["x", "w"], ["y"])])
+    tensor = onnx.SparseTensorProto(dims=dims)
+    tensor.values.CopyFrom(nh.from_array(np.array(values, np.float32), "w"))
+    tensor.indices.CopyFrom(nh.from_array(np.array(indices, np.int64), "w_indices"))
+    model.graph.sparse_initializer.append(tensor)
+    return model
+
+
+def tensors() -> Iterator[tuple[str, onnx.ModelProto]]:
+    yield "sparse weights", sparse([1, 2], [0, 2], [3])
+    yield "sparse beyond its end", sparse([1, 2], [0, 7], [3])
+    yield "sparse before its start", sparse([1, 2], [-5, 1], [3])
+    yield "sparse with too few indices", sparse([1, 2], [0], [3])
+    yield "sparse bomb", sparse([1], [0], [1 << 40])
+    yield "sparse of huge dims", sparse([1], [[0, 0]], [1 << 40, 1 << 40])
+    words = T(name="w", data_type=T.STRING, dims=[3], string_data=[b"a", b"\xff\x1b[2J", b"c" * 100_000])
+    yield "strings for numbers", simple([h.make_node("Add", ["x", "w"], ["y"])], w=words)
+    yield "strings that nobody reads", simple(w=words)
+    for name, dims, kind, raw in (
+        ("raw data too short", [3], T.FLOAT, b"12"),
+        ("raw data too long", [3], T.FLOAT, bytes(4000)),
+        ("weights of negative size", [-3], T.FLOAT, b""),
+        ("weights of 2^60", [1 << 60], T.FLOAT, b""),
+        ("weights whose size overflows", [1 << 32, 1 << 32], T.FLOAT, b""),
+        ("weights of no type", [3], T.UNDEFINED, bytes(12)),
+        ("weights of type 999", [3], 999, bytes(12)),
+        ("weights of 5 int4", [5], T.INT4, bytes(3)),
+        ("weights of complex", [3], T.COMPLEX64, bytes(24)),
+        ("weights of 8 bits", [3], T.FLOAT8E4M3FN, bytes(3)),
+    ):
+        yield (
+            name,
+            simple([h.make_node("Add", ["x", "w"], ["y"])], w=T(name="w", data_type=kind, dims=dims, raw_data=raw)),
+        )
+    both = nh.from_array(np.ones(3, np.float32), "w")
+    both.float_data.extend([1, 2])
+    yield "raw and other data", simple([h.make_node("Add", ["x", "w"], ["y"])], w=both)
+
+
+def typed(**types: onnx.TypeProto) -> onnx.ModelProto:
+    model = simple([h.make_node("Identity", ["x"], ["y"])])
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.CopyFrom(types.get(value.name, onnx.TypeProto()))
+    return model
+
+
+def kinds() -> Iterator[tuple[str, onnx.ModelProto]]:
+    plain = h.make_tensor_type_proto(T.FLOAT, ["n", 3])
+    for name, kind in (
+        ("sequence", h.make_sequence_type_proto(plain)),
+        ("optional", h.make_optional_type_proto(plain)),
+        ("optional sequence", h.make_optional_type_proto(h.make_sequence_type_proto(plain))),
+        ("map", h.make_map_type_proto(T.INT64, plain)),
+        ("sparse tensor", h.make_sparse_tensor_type_proto(T.FLOAT, [3])),
+        ("string", h.make_tensor_type_proto(T.STRING, ["n"])),
+        ("type 999", h.make_tensor_type_proto(999, [3])),
+        ("no type", onnx.TypeProto()),
+    ):
+        yield f"values of {name}", typed(x=kind, y=kind)
+    yield "an input of sequence, an output of tensor", typed(x=h.make_sequence_type_proto(plain), y=plain)
+
+
+def headers() -> Iterator[tuple[str, onnx.ModelProto]]:
+    for version in (0, -1, 1, 3, 99, 2**62):
+        model = simple()
+        model.ir_version = version
+        yield f"IR version {version}", model
+    model = simple()
+    model.ClearField("opset_import")
+    yield "no imports", model
+    model = simple([h.make_node("Relu", ["x"], ["y"], domain="nowhere")])
+    yield "domain that is not imported", model
+    model = simple()
+    model.opset_import.extend([h.make_opsetid("", 11), h.make_opsetid("ai.onnx", 22)])
+    yield "three imports of one domain", model
+    model = simple()
+    training = model.training_info.add()
+    training.algorithm.CopyFrom(model.graph)
+    training.initialization.CopyFrom(swapped().graph)
+    training.update_binding.add(key="w", value="nowhere")
+    yield "training info", model
+    model = simple()
+    for i in range(1000):
+        model.metadata_props.add(key="k", value=f"\x1b[2J{i}")
+    model.doc_string = "\x07" * 1_000_000
+    yield "metadata", model
+    model = simple()
+    model.ClearField("graph")
+    yield "no graph", model
+    model = simple([h.make_node("Split", ["x"], ["", "y"], num_outputs=2), h.make_node("Relu", [""], [""])])
+    yield "values without names", model
+
+
 def models() -> Iterator[tuple[str, onnx.ModelProto]]:
     yield "good", simple()
+    for more in (functions, subgraphs, tensors, kinds, headers):
+        yield from more()
     yield "no nodes", _without("node")
     yield "no outputs", _without("output")
     yield "no inputs", _without("input")
@@ -198,6 +363,7 @@ def models() -> Iterator[tuple[str, onnx.ModelProto]]:
     yield "3000 nodes in a row", chain(3000)
     yield from bombs()
     for location in (
+        "up/secret",
         "../secret",
         "/etc/passwd",
         "a/../../secret",
@@ -236,6 +402,7 @@ def write(folder: Path) -> list[Path]:
     (folder / "folder").mkdir()
     (folder.parent / "secret").write_bytes(bytes(12))
     (folder / "link").symlink_to("/etc/passwd")
+    (folder / "up").symlink_to("..")
     os.mkfifo(folder / "fifo")
     os.mkfifo(folder / "fifo.onnx")
     (folder / "folder.onnx").mkdir()
@@ -321,14 +488,20 @@ def attack(only: str = "", verbs: Collection[str] = tuple(VERBS)) -> tuple[int, 
             for verb, arguments in ((v, VERBS[v]) for v in verbs):
                 end = run([a.format(model=file, good=good, dest=dest / verb) for a in arguments], Path(room))
                 count += 1
+                if count % 50 == 0:
+                    print(f"{count} commands, {len(problems)} problems", flush=True)
                 if why := problem(end):
                     problems.append(f"{verb} {file.name}: {why}")
+                    print(problems[-1][:400], flush=True)
+                if end.status == 2 and dest.exists() and any(p.is_file() for p in dest.rglob("*")):
+                    problems.append(f"{verb} {file.name}: half-written")
                     print(problems[-1][:400], flush=True)
                 shutil.rmtree(dest, ignore_errors=True)
     return count, problems
 
 
 if __name__ == "__main__":
-    ran, found = attack(*sys.argv[1:2])
+    chosen = sys.argv[2].split(",") if len(sys.argv) > 2 else tuple(VERBS)
+    ran, found = attack(*sys.argv[1:2], verbs=chosen)
     print(f"{ran} commands, {len(found)} problems")
     sys.exit(1 if found else 0)

@@ -1,23 +1,29 @@
 """Any .onnx: every model of the zoo is compiled, verified and timed, and docs/zoo.md is written.
 
-    python benchmarks/zoo.py [--model NAME ...] [--smallest N] [--results FOLDER] [--no-peers] [--untimed] [--write-docs]
+    python benchmarks/zoo.py [--model NAME ...] [--smallest N] [--results FOLDER] [--limit S] [--no-peers] [--untimed] [--write-docs]
 
 Each model is fetched by package name (zoo_models.py), compiled without any option in a process of its own, verified against plain
 ONNX Runtime in another, and timed in turns with stock ONNX Runtime and OpenVINO, as installed and held to f32. The inputs are those
-of zoo.json, stored as the model's test data. RESULTS keeps the compiled variants and one JSON file per model; a model whose file is
-there is not measured again unless --again is given. --untimed compiles everything that can be and checks that it is right, as CI
-does with the smallest. Exit code 1 if a model is refused, wrong, or slower than stock ONNX Runtime.
+of zoo.json, stored as the model's test data. Each model is measured in a process of its own, which is ended with all that it started
+when it takes longer than --limit. RESULTS keeps the compiled variants and one JSON file per model: a run that was interrupted goes
+on where it was, and a model whose file is there is not measured again unless --again is given. --untimed compiles everything that
+can be and checks that it is right, as CI does with the smallest. Exit code 1 if a model is refused, wrong, slower than stock ONNX
+Runtime, or compiled in too much time or memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +39,8 @@ from opsmith.timing.worker import Worker
 
 DOCS = Path(__file__).parents[1] / "docs" / "zoo.md"
 PEERS = ("openvino-f32", "openvino")
-LIMIT = 1800  # seconds, runs of the model included; the compiler's own steps must take 120 at most
+LIMIT = 1500  # seconds for all that is done with one model, its runs included
+SLOW = 120  # seconds that the compiler's own steps may take
 SLOWER = 0.98  # the lower end of the interval
 
 
@@ -62,7 +69,7 @@ class Row:
     @property
     def good(self) -> bool:
         fast = self.ratio is None or self.ratio[1] >= SLOWER
-        return self.problem is None and self.verified and fast and not self.too_large
+        return self.problem is None and self.verified and fast and not self.too_large and self.compile_s <= SLOW
 
     @property
     def too_large(self) -> bool:
@@ -91,7 +98,7 @@ sys.exit(code)
 def compile_alone(source: Path, dest: Path, row: Row, options: Sequence[str] = ()) -> None:
     """`opsmith compile SRC DEST`, in a process of its own. Its peak memory counts the processes that it starts, too."""
     shutil.rmtree(dest, ignore_errors=True)
-    command = ["timeout", str(LIMIT), sys.executable, "-m", "opsmith", "compile", str(source), str(dest), *options]
+    command = [sys.executable, "-m", "opsmith", "compile", str(source), str(dest), *options]
     printed, errors, peak = (dest.parent / f"{name}.txt" for name in ("compile", "errors", "peak"))
     started = time.monotonic()
     with printed.open("w") as out, errors.open("w") as err:
@@ -127,6 +134,28 @@ def measure(model: ZooModel, folder: Path, peers: tuple[str, ...], seconds: floa
     except OpsmithError as error:
         row.problem = str(error)
     return row
+
+
+def measure_within(name: str, limit: float, arguments: Sequence[str]) -> Row:
+    """`measure` in a process group of its own, which is ended when it takes longer than LIMIT seconds."""
+    model = next(m for m in zoo_models.zoo() if m.name == name)
+    with tempfile.TemporaryDirectory(prefix="opsmith-zoo-") as folder:
+        answer, errors = Path(folder) / "row.json", Path(folder) / "errors.txt"
+        command = [sys.executable, __file__, "--model", name, "--answer", str(answer), *arguments]
+        with errors.open("w") as err:
+            child = subprocess.Popen(command, stderr=err, start_new_session=True)
+        try:
+            child.wait(limit)
+        except subprocess.TimeoutExpired:
+            return Row(model.name, model.kind, problem=f"ended after {limit:.0f} s")
+        finally:  # whatever it started goes with it, also on Ctrl-C
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        if answer.exists():
+            return Row(**json.loads(answer.read_text(encoding="utf-8")))
+        last = errors.read_text(errors="replace").strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
+        return Row(model.name, model.kind, problem=last[0])
 
 
 def stock_memory(source: Path) -> int:
@@ -178,17 +207,7 @@ def page(rows: list[Row]) -> str:
         "times OpenVINO as installed (its error) | compile | memory |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for r in sorted(rows, key=lambda r: -(r.ratio[0] if r.ratio else 0)):
-        if r.ratio is None:
-            lines.append(f"| {r.name} | {r.kind} | | | | | {r.problem} | | | | |")
-            continue
-        installed = f"{r.peers['openvino']:.2f} ({r.peer_errors['openvino']:.0e})" if "openvino" in r.peers else "-"
-        single = f"{r.peers['openvino-f32']:.2f}" if "openvino-f32" in r.peers else "-"
-        lines.append(
-            f"| {r.name} | {r.kind} | {r.native} of {r.nodes} | {r.error or 0:.0e}{'' if r.verified else ' **wrong**'} "
-            f"| {r.stock_ms:.2f} ms | {r.ours_ms:.2f} ms | **{r.ratio[0]:.2f}** ({r.ratio[1]:.2f} to {r.ratio[2]:.2f}) | {single} "
-            f"| {installed} | {r.compile_s:.0f} s | {r.compile_rss / 2**20:.0f} MiB |"
-        )
+    lines += [_line(r) for r in sorted(rows, key=lambda r: -(r.ratio[0] if r.ratio else 0))]
     lines += ["", "What stays with ONNX Runtime, and why:", "", "| model | nodes | what |", "|---|---:|---|"]
     for r in rows:
         for what, count in sorted(r.left.items(), key=lambda x: -x[1])[:4]:
@@ -198,6 +217,35 @@ def page(rows: list[Row]) -> str:
     if busy:
         lines.append(f"Other processes used the CPU while these were timed: {', '.join(busy)}.")
     return "\n".join(lines) + "\n"
+
+
+def _line(r: Row) -> str:
+    installed = f"{r.peers['openvino']:.2f} ({r.peer_errors['openvino']:.0e})" if "openvino" in r.peers else "-"
+    single = f"{r.peers['openvino-f32']:.2f}" if "openvino-f32" in r.peers else "-"
+    error = "" if r.error is None else f"{r.error:.0e}{'' if r.verified else ' **wrong**'}"
+    stock, ours, ratio = "-", "-", r.problem or "not timed"
+    if r.ratio is not None:
+        stock, ours = f"{r.stock_ms:.2f} ms", f"{r.ours_ms:.2f} ms"
+        ratio = f"**{r.ratio[0]:.2f}** ({r.ratio[1]:.2f} to {r.ratio[2]:.2f})"
+    return (
+        f"| {r.name} | {r.kind} | {r.native} of {r.nodes} | {error} | {stock} | {ours} | {ratio} | {single} "
+        f"| {installed} | {r.compile_s:.0f} s | {r.compile_rss / 2**20:.0f} MiB |"
+    )
+
+
+def progress(row: Row, number: int, count: int, seconds: float) -> str:
+    ratio = "-" if row.ratio is None else f"{row.ratio[0]:.2f} ({row.ratio[1]:.2f} to {row.ratio[2]:.2f})"
+    native, memory = f"{row.native:5} of {row.nodes:5} native", f"{row.compile_rss >> 20:5} MiB ({row.stock_rss >> 20})"
+    state = row.problem or ("right" if row.verified else "not verified")
+    return f"{number:2}/{count} {row.name:20} {native}  {ratio:22} {row.compile_s:4.0f} s {memory}  {state}  [{seconds:.0f} s]"
+
+
+def _kept(path: Path, untimed: bool) -> Row | None:
+    """What was measured before; None where a time is wanted and was not taken."""
+    if not path.exists():
+        return None
+    row = Row(**json.loads(path.read_text(encoding="utf-8")))
+    return row if untimed or row.ratio is not None or row.problem is not None else None
 
 
 def main() -> int:
@@ -210,28 +258,31 @@ def main() -> int:
     parser.add_argument("--untimed", action="store_true", help="compile with --regions all and verify, nothing more")
     parser.add_argument("--again", action="store_true", help="measure models that were measured before")
     parser.add_argument("--write-docs", action="store_true")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one model, all in all")
+    parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)  # measure the one model here, and write its row
     options = parser.parse_args()
     models = [m for m in zoo_models.zoo() if not options.model or m.name in options.model]
+    seconds = None if options.untimed else options.seconds
+    options.results.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it started is ended, too
+    if options.answer:
+        own = measure(models[0], options.results, () if options.no_peers else PEERS, seconds)
+        options.answer.write_text(json.dumps(dataclasses.asdict(own)), encoding="utf-8")
+        return 0
     if options.smallest:
         models = sorted(models, key=lambda m: zoo_models.fetch(m).stat().st_size)[: options.smallest]
-    options.results.mkdir(parents=True, exist_ok=True)
+    arguments = ["--results", str(options.results), "--seconds", str(options.seconds)]
+    arguments += ["--no-peers"] * options.no_peers + ["--untimed"] * options.untimed
     rows = []
-    seconds = None if options.untimed else options.seconds
-    for model in models:
+    for number, model in enumerate(models, 1):
+        started = time.monotonic()
         kept = options.results / f"{model.name}.json"
-        if kept.exists() and not options.again:
-            rows.append(Row(**json.loads(kept.read_text(encoding="utf-8"))))
-        else:
-            rows.append(measure(model, options.results, () if options.no_peers else PEERS, seconds))
-            kept.write_text(json.dumps(dataclasses.asdict(rows[-1])), encoding="utf-8")
-        r = rows[-1]
-        ratio = "-" if r.ratio is None else f"{r.ratio[0]:.2f} ({r.ratio[1]:.2f} to {r.ratio[2]:.2f})"
-        state = r.problem or "right"
-        memory = f"{r.compile_rss >> 20:5} MiB ({r.stock_rss >> 20})"
-        print(
-            f"{r.name:22} {r.native:5} of {r.nodes:5} native  {ratio:22} {r.compile_s:4.0f} s {memory}  {state}",
-            flush=True,
-        )
+        row = _kept(kept, options.untimed) if not options.again else None
+        if row is None:
+            row = measure_within(model.name, options.limit, arguments)
+            kept.write_text(json.dumps(dataclasses.asdict(row)), encoding="utf-8")
+        rows.append(row)
+        print(progress(row, number, len(models), time.monotonic() - started), flush=True)
     if options.write_docs:
         DOCS.write_text(page(rows), encoding="utf-8")
     return 0 if all(r.good for r in rows) else 1

@@ -20,6 +20,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -76,15 +77,17 @@ VOCABULARY = 514  # bytes, bytes that end a word, start and end
 
 
 def tiny_source(name: str) -> Path:
-    """A tiny model as Hugging Face would store it: one of TINY, stable-diffusion, and that with -2 or -inpainting."""
+    """A tiny model as Hugging Face would store it: one of TINY, taesd, sdxl, lcm, controlled, stable-diffusion, and that with -2 or -inpainting."""
     return _once(f"source/tiny-{name}", functools.partial(_write_source, name))
 
 
 def tiny_model(name: str, exporter: str = "dynamo") -> Path:
     """A tiny model, exported: the model folder. CLIP gives two in it, text_model and vision_model."""
+    from opsmith.exporter import export  # itself, where a test has put another function into the package's front
+
     source = tiny_source(name)
     target = f"{exporter}/tiny-{name}"
-    return _once(target, lambda folder: opsmith.export(source, folder, exporter=exporter))
+    return _once(target, lambda folder: export(source, folder, exporter=exporter))
 
 
 def tiny_variant(name: str, exporter: str = "dynamo", part: str = "") -> Path:
@@ -203,24 +206,99 @@ def _clipseg(folder: Path) -> None:
     _write_json(folder / "preprocessor_config.json", _preprocessor(48, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
 
 
+_UNET = {
+    "sample_size": 16,
+    "out_channels": 4,
+    "layers_per_block": 1,
+    "block_out_channels": (32, 64),
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    "cross_attention_dim": 64,
+    "norm_num_groups": 8,
+    "attention_head_dim": 4,
+}
+
+
 def _stable_diffusion(folder: Path, channels: int = 4, **unet_options: object) -> None:
-    from diffusers import AutoencoderKL, PNDMScheduler, UNet2DConditionModel
+    from diffusers import UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel
 
-    defaults = {"attention_head_dim": 4}
+    unet = UNet2DConditionModel(**(_UNET | {"in_channels": channels} | unet_options))
+    if (guided := unet.time_embedding.cond_proj) is not None:
+        _lively(guided, 20.0)  # another guidance has to show
+    _lively(unet, 1.0).save_pretrained(folder / "unet")
+    _lively(CLIPTextModel(CLIPTextConfig(**_CLIP_TEXT))).save_pretrained(folder / "text_encoder")
+    kind = "StableDiffusionInpaintPipeline" if channels == 9 else "StableDiffusionPipeline"
+    _write_pipeline(folder, kind, {"text_encoder": ["transformers", "CLIPTextModel"]})
+
+
+def _controlled(folder: Path) -> None:
+    """Stable Diffusion with two ControlNets, as diffusers saves them."""
+    from diffusers import ControlNetModel
+
+    _stable_diffusion(folder)
+    names = ("layers_per_block", "block_out_channels", "down_block_types", "cross_attention_dim", "norm_num_groups")
+    for name in ("controlnet", "controlnet_1"):
+        made = ControlNetModel(
+            **{k: _UNET[k] for k in names}, attention_head_dim=4, conditioning_embedding_out_channels=(8, 16)
+        )
+        for parameter in made.parameters():  # their last layers begin as zeros
+            _off_zero(parameter)
+        _lively(made, 1.0).save_pretrained(folder / name)
+    index = json.loads((folder / "model_index.json").read_text())
+    index |= {"_class_name": "StableDiffusionControlNetPipeline"}
+    index["controlnet"] = ["diffusers", "MultiControlNetModel"]
+    _write_json(folder / "model_index.json", index)
+
+
+def _off_zero(parameter: Any) -> None:
+    import torch
+
+    if not parameter.any():
+        with torch.no_grad():
+            parameter.normal_(std=0.1)
+
+
+def _sdxl(folder: Path) -> None:
+    from diffusers import UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
     unet = UNet2DConditionModel(
-        sample_size=16,
-        in_channels=channels,
-        out_channels=4,
-        layers_per_block=1,
-        block_out_channels=(32, 64),
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        cross_attention_dim=64,
-        norm_num_groups=8,
-        **(defaults | unet_options),
+        **_UNET
+        | {
+            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+            "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+            "attention_head_dim": (2, 4),
+            "use_linear_projection": True,
+            "transformer_layers_per_block": (1, 2),
+            "cross_attention_dim": 128,  # of both encoders
+            "addition_embed_type": "text_time",
+            "addition_time_embed_dim": 8,
+            "projection_class_embeddings_input_dim": 32 + 6 * 8,
+        }
     )
-    vae = AutoencoderKL(
+    _lively(unet, 1.0).save_pretrained(folder / "unet")
+    _lively(CLIPTextModel(CLIPTextConfig(**_CLIP_TEXT))).save_pretrained(folder / "text_encoder")
+    second = CLIPTextConfig(**_CLIP_TEXT | {"hidden_act": "gelu"})
+    _lively(CLIPTextModelWithProjection(second)).save_pretrained(folder / "text_encoder_2")
+    (folder / "tokenizer_2").mkdir()
+    _clip_tokenizer(folder / "tokenizer_2", pad="!")
+    more = {
+        "text_encoder": ["transformers", "CLIPTextModel"],
+        "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"],
+        "tokenizer_2": ["transformers", "CLIPTokenizer"],
+        "force_zeros_for_empty_prompt": True,
+    }
+    _write_pipeline(folder, "StableDiffusionXLPipeline", more, scheduler="EulerDiscreteScheduler", steps_offset=1)
+
+
+def _write_pipeline(
+    folder: Path, kind: str, index: dict[str, object], scheduler: str = "PNDMScheduler", **options: object
+) -> None:
+    """What all of them have beside UNet and text encoders: VAE, scheduler, tokenizer, index."""
+    import diffusers
+
+    vae = diffusers.AutoencoderKL(
         sample_size=32,
         block_out_channels=(16, 32),
         down_block_types=("DownEncoderBlock2D",) * 2,
@@ -228,32 +306,40 @@ def _stable_diffusion(folder: Path, channels: int = 4, **unet_options: object) -
         latent_channels=4,
         norm_num_groups=8,
     )
-    text = CLIPTextModel(CLIPTextConfig(**_CLIP_TEXT))
-    _lively(unet, 1.0).save_pretrained(folder / "unet")
     _lively(vae, 1.0).save_pretrained(folder / "vae")
-    _lively(text).save_pretrained(folder / "text_encoder")
-    PNDMScheduler(
-        beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", skip_prk_steps=True, steps_offset=1
-    ).save_pretrained(folder / "scheduler")
+    if scheduler == "PNDMScheduler":
+        options = {"skip_prk_steps": True, "steps_offset": 1}
+    made = getattr(diffusers, scheduler)(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", **options)
+    made.save_pretrained(folder / "scheduler")
     (folder / "tokenizer").mkdir()
     _clip_tokenizer(folder / "tokenizer")
-    inpainting = channels == 9
     _write_json(
         folder / "model_index.json",
         {
-            "_class_name": "StableDiffusionInpaintPipeline" if inpainting else "StableDiffusionPipeline",
+            "_class_name": kind,
             "_diffusers_version": "0.31.0",
             "feature_extractor": [None, None],
             "image_encoder": [None, None],
-            "requires_safety_checker": False,
-            "safety_checker": [None, None],
-            "scheduler": ["diffusers", "PNDMScheduler"],
-            "text_encoder": ["transformers", "CLIPTextModel"],
+            **({} if "XL" in kind else {"requires_safety_checker": False, "safety_checker": [None, None]}),
+            "scheduler": ["diffusers", scheduler],
             "tokenizer": ["transformers", "CLIPTokenizer"],
             "unet": ["diffusers", "UNet2DConditionModel"],
             "vae": ["diffusers", "AutoencoderKL"],
+            **index,
         },
     )
+
+
+def _taesd(folder: Path) -> None:
+    from diffusers import AutoencoderTiny
+
+    made = AutoencoderTiny(
+        encoder_block_out_channels=(16, 16),
+        decoder_block_out_channels=(16, 16),
+        num_encoder_blocks=(1, 1),
+        num_decoder_blocks=(1, 1),
+    )
+    _lively(made, 1.0).save_pretrained(folder)
 
 
 _WRITERS: dict[str, Callable[[Path], None]] = {
@@ -266,6 +352,10 @@ _WRITERS: dict[str, Callable[[Path], None]] = {
     "stable-diffusion-2": functools.partial(
         _stable_diffusion, attention_head_dim=[2, 4], use_linear_projection=True, upcast_attention=True
     ),
+    "sdxl": _sdxl,
+    "controlled": _controlled,
+    "lcm": functools.partial(_stable_diffusion, time_cond_proj_dim=16),
+    "taesd": _taesd,
     "stable-diffusion-inpainting": functools.partial(_stable_diffusion, channels=9),
 }
 
@@ -315,7 +405,7 @@ def _byte_tokenizer(folder: Path, kind: str, end: str) -> None:
     )
 
 
-def _clip_tokenizer(folder: Path) -> None:
+def _clip_tokenizer(folder: Path, pad: str = "<|endoftext|>") -> None:
     """CLIP's BPE with its first merges only: letters, and letters that end a word."""
     characters = _bytes_to_unicode()
     words = [*characters, *(f"{c}</w>" for c in characters), "<|startoftext|>", "<|endoftext|>"]
@@ -329,7 +419,7 @@ def _clip_tokenizer(folder: Path) -> None:
             "bos_token": "<|startoftext|>",
             "eos_token": "<|endoftext|>",
             "unk_token": "<|endoftext|>",
-            "pad_token": "<|endoftext|>",
+            "pad_token": pad,
             "do_lower_case": True,
             "errors": "replace",
         },
@@ -340,7 +430,7 @@ def _clip_tokenizer(folder: Path) -> None:
             "bos_token": "<|startoftext|>",
             "eos_token": "<|endoftext|>",
             "unk_token": "<|endoftext|>",
-            "pad_token": "<|endoftext|>",
+            "pad_token": pad,
         },
     )
 

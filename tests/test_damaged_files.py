@@ -294,3 +294,12 @@ def test_a_signal_during_imports_is_one_line(number: signal.Signals, after: floa
         assert error.startswith("opsmith: error: interrupted") and error.count("\n") == 1, error
     else:  # before Python came to our first line
         assert process.returncode == -number or "opsmith/" not in error
+
+
+def test_strings_among_the_weights_are_no_mistake(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.onnx")
+    proto = onnx.load(path)
+    proto.graph.initializer.append(T(name="words", data_type=T.STRING, dims=[2], string_data=[b"a", b"\xff"]))
+    onnx.save(proto, path)
+    assert cli("inspect", path) == 0
+    assert cli("profile", path) == 0

@@ -29,7 +29,7 @@ def test_the_model_is_valid_dynamic_and_the_same_every_time() -> None:
 
 
 def test_the_road_is_walked_as_the_page_and_the_picture_show_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    optimized: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "BENCH_ROUNDS", 2)
     monkeypatch.setattr(console, "out", console._Console(highlight=False, width=capture.COLUMNS))

@@ -35,3 +35,15 @@ def test_every_command_is_in_the_readme() -> None:
     group = typer.main.get_command(build_app())
     for name in group.commands:  # type: ignore[attr-defined]
         assert re.search(rf"`(opsmith )?{name}\b", readme), f"README.md does not mention `{name}`"
+
+
+def test_ci_runs_the_two_commands_of_the_readme_as_they_are_written() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^pip install .* && (?:opsmith demo|pytest)$", readme, re.MULTILINE)
+    assert len(commands) == 2
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    for command in commands:
+        install, _, run = command.partition(" && ")
+        assert f"section '{command}'" in script
+        assert re.search(rf"^ *{re.escape(install).replace('install', 'install -q')}$", script, re.MULTILINE), install
+        assert re.search(rf"^ *(timeout \S+ )?{run}\b", script, re.MULTILINE), run

@@ -18,7 +18,14 @@ from fuzz_graphs import Graphs
 
 
 @pytest.mark.parametrize(
-    "what, source, count", [("rewrite", "random", 100), ("rewrite", "suite", 60), ("compile", "random", 50)]
+    "what, source, count",
+    [
+        ("rewrite", "random", 100),
+        ("rewrite", "suite", 60),
+        ("compile", "random", 50),
+        ("rewrite", "schema", 60),
+        ("compile", "schema", 30),
+    ],
 )
 def test_random_graphs_mean_the_same(what: str, source: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
     total = fuzz.fuzz_graphs(what, count, 1000, 10, source)

@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 # From the bottom up: a room may import those before it.
 LAYERS = (
-    "_version errors machine progress sizes expressions",
+    "_version errors machine progress sizes expressions content",
     "ops",
     "bounds settings",
     "store starter",
@@ -25,14 +25,19 @@ LAYERS = (
     "analysis check exporter pipelines",
     "rewriter testing timing",
     "compiler compress",
-    "provider studio",
+    "batch provider studio",
     "measure",
     "demo",
     "cli",
     "__main__",
 )
 # They export and compile what they are about to run: as the user would, through the verbs.
-CALLS_VERBS_THROUGH_THE_FRONT = {"opsmith.demo", "opsmith.pipelines.accelerate", "opsmith.pipelines.create"}
+CALLS_VERBS_THROUGH_THE_FRONT = {
+    "opsmith.demo",
+    "opsmith.pipelines.accelerate",
+    "opsmith.pipelines.create",
+    "opsmith.pipelines.diffusion.adapters",
+}
 # The table of its operators; onnx_to_torch.py imports it inside a function.
 IMPORTS_TORCH_AT_THE_TOP = {"opsmith.timing.peers.torch_operators"}
 # Beside the exporter: peers of `bench` that are torch, and the swap of parts in a torch pipeline of the user's.

@@ -27,6 +27,7 @@ CALLS = {
     "export": 'export("gpt2", "models/gpt2", random_weights=True)',
     "inspect": 'inspect("a", dims={"batch": 2})',
     "load": 'load("a", threads=1)',
+    "map": 'map("models/bert", "texts.txt", "vectors.parquet", keep=["id"], processes=2)',
     "optimize": 'optimize("a", "b", level=3, only=["gelu"])',
     "profile": 'profile(["a", "b"], iterations=3)',
     "prune": 'prune("a", "b", ratio=0.2)',

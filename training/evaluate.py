@@ -1,6 +1,6 @@
 """Measure the shipped ONNX models on held-out combinations: python -m training.evaluate [judge pictures sheets vae masks clip writer]
 
-Everything runs on the variants in src/opsmith/starter through ONNX Runtime; only the judge is a torch model. Seeds are
+Everything runs on the variants in packages/opsmith-starter through ONNX Runtime; only the judge is a torch model. Seeds are
 fixed. Writes training/figures.json, the table in docs/starter.md and the sheets in docs/pictures/.
 """
 

@@ -4,7 +4,7 @@
    layout under $OPSMITH_TRAINING_DIR/hf (transformers and diffusers load it as it is).
 2. `opsmith export` makes and verifies ONNX variants of it.
 3. The variants' large weights are stored as float16 (a Cast to float32 behind each, which ONNX Runtime folds at load) in
-   src/opsmith/starter/<name>; arithmetic stays float32.
+   packages/opsmith-starter; arithmetic stays float32.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from training import models, tokens, world
 from training.paths import folder
 from training.train_pictures import scheduler
 
-PACKAGE = Path(opsmith.__file__).parent / "starter"
+PACKAGE = Path(__file__).parents[1] / "packages" / "opsmith-starter" / "src" / "opsmith_starter"
 NAMES = ("pictures", "writer", "masks", "clip")
 WRITER_TEMPERATURE = 0.8  # in generation_config.json: a little surer than what it learnt, still varied
 WRITTEN_BY_HAND = {"pictures": ("generation_config.json",), "writer": ("prompts.toml",)}  # defaults, kept as they are

@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   printf("%d threads, W=%lld, memory %.1f GB/s\n", pool.threads, static_cast<long long>(W), read_bandwidth(pool));
   const i64 N = 4096, K = 1024, block = 32, copies = 16;
   Floats store(copies * packed_size(N, K)), a(64 * K), c(64 * N);
-  for (i64 M : {1, 2, 4, 8, 32}) {
+  for (i64 M : {1, 2, 4, 8, 16, 32}) {
     auto ep = [](F sum, Row, i64, auto) { return sum; };
     double base = 0;
     auto report = [&](const char* what, i64 bytes, auto run) {
@@ -27,10 +27,10 @@ int main(int argc, char** argv) {
     report("fp32", packed_size(N, K) * 4, [&](uint8_t* w) { gemm(pool, M, N, K, a.data, K, reinterpret_cast<const float*>(w), c.data, N, ep); });
     report("fp16", packed_size(N, K) * 2, [&](uint8_t* w) { gemm(pool, M, N, K, a.data, K, reinterpret_cast<const f16*>(w), c.data, N, ep); });
     report("int8", Quantized<8, f16, false>::bytes(N, K, block),
-           [&](uint8_t* w) { gemm_quantized<8, f16, false>(pool, M, N, K, block, a.data, K, w, c.data, N, ep); });
+           [&](uint8_t* w) { gemm_quantized<8, f16, false, false>(pool, M, N, K, block, a.data, K, w, c.data, N, ep); });
     report("int4", Quantized<4, f16, false>::bytes(N, K, block),
-           [&](uint8_t* w) { gemm_quantized<4, f16, false>(pool, M, N, K, block, a.data, K, w, c.data, N, ep); });
+           [&](uint8_t* w) { gemm_quantized<4, f16, false, false>(pool, M, N, K, block, a.data, K, w, c.data, N, ep); });
     report("int4 zero", Quantized<4, f16, true>::bytes(N, K, block),
-           [&](uint8_t* w) { gemm_quantized<4, f16, true>(pool, M, N, K, block, a.data, K, w, c.data, N, ep); });
+           [&](uint8_t* w) { gemm_quantized<4, f16, true, false>(pool, M, N, K, block, a.data, K, w, c.data, N, ep); });
   }
 }

@@ -13,6 +13,7 @@ from opsmith._version import __version__
 from opsmith.errors import NotTheSame, OpsmithError
 
 if TYPE_CHECKING:  # what a type checker sees; at run time `__getattr__` imports the same names
+    from opsmith.batch import map as map
     from opsmith.check.verify import verify as verify
     from opsmith.compiler import compile as compile
     from opsmith.compiler.repack import weights as weights
@@ -53,6 +54,7 @@ else:
         "export": "opsmith.exporter",
         "inspect": "opsmith.measure.inspect",
         "load": "opsmith.session",
+        "map": "opsmith.batch",
         "optimize": "opsmith.rewriter",
         "pack": "opsmith.provider.bundle",
         "profile": "opsmith.measure.profile",

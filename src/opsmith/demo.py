@@ -164,7 +164,7 @@ def _verify(work: Work) -> Outcome:
 
 
 def _bench(work: Work) -> Outcome:
-    result = _verb("bench")(work.variants, rounds=BENCH_ROUNDS, processes=2)
+    result = _verb("bench")(work.variants, rounds=BENCH_ROUNDS, processes=1)
     rows = []
     for i, entry in enumerate(result.entries):
         gain = entry.speedup
@@ -178,7 +178,7 @@ def _bench(work: Work) -> Outcome:
 
 def _write(work: Work) -> Outcome:
     """The starter's writer: a GPT-2 with a KV cache."""
-    generator = TextGenerator(starter.folder("writer"))
+    generator = TextGenerator(_starter("writer"))
     prompts = write_prompts(generator, KEYWORD, n=3, seed=SEED)
     work.prompt = prompts[0]
     return Outcome(
@@ -189,7 +189,7 @@ def _write(work: Work) -> Outcome:
 def _imagine(work: Work) -> Outcome:
     """The starter's diffusion pipeline, with its UNet as it is and compiled: the same seed, the same picture."""
     home = work.folder.parent / "pictures"
-    shutil.copytree(starter.folder("pictures"), home, dirs_exist_ok=True)
+    shutil.copytree(_starter("pictures"), home, dirs_exist_ok=True)
     source = store.variants(home / "unet")[0].folder
     compiled = source.with_name(f"{source.name}_compiled")
     _verb("compile")(source, compiled, regions="all")
@@ -219,7 +219,7 @@ def _compare(work: Work) -> Outcome:
     """The UNet as it is against the compiled one: time, error, memory."""
     if not work.unets:
         raise NotHere("no compiled UNet to compare")
-    result = _verb("bench")(work.unets, rounds=BENCH_ROUNDS, processes=2)
+    result = _verb("bench")(work.unets, rounds=BENCH_ROUNDS, processes=1)
     rows = []
     for i, entry in enumerate(result.entries):
         error = "" if i == 0 else f"{max((check.max_abs for check in entry.errors), default=0.0):.1e}"
@@ -239,7 +239,7 @@ def _mask(work: Work) -> Outcome:
     """The starter's mask model: where in the picture is the keyword?"""
     if work.picture is None:
         raise NotHere("no picture to look at")
-    segmenter = masks.Segmenter(starter.folder("masks"))
+    segmenter = masks.Segmenter(_starter("masks"))
     chances = segmenter.find(work.picture, KEYWORD)
     if float(chances.max()) < THRESHOLD:
         raise NotHere(f"no {KEYWORD} was found in the picture: the best match has {float(chances.max()):.0%}")
@@ -289,6 +289,13 @@ def _verb(name: str) -> Callable[..., Any]:
             raise OpsmithError(f"{name} needs the package {error.name}, which is missing") from error
         raise NotHere(f"`{name}` is not part of this version yet") from None
     return verb
+
+
+def _starter(name: str) -> Path:
+    try:
+        return starter.folder(name)
+    except OpsmithError as error:
+        raise NotHere(str(error)) from None
 
 
 def _nodes(variant: Path) -> int:

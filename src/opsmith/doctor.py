@@ -13,7 +13,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from opsmith import machine, settings
+from opsmith import machine, settings, starter
 from opsmith._version import __version__
 from opsmith.errors import OpsmithError
 
@@ -49,7 +49,7 @@ EXTRAS = {
 
 
 def doctor() -> list[Finding]:
-    return [*_machine(), *_compilers(), *_runtime(), *_settings(), *_extras()]
+    return [*_machine(), *_compilers(), *_runtime(), *_settings(), *_extras(), _starter()]
 
 
 def _machine() -> list[Finding]:
@@ -152,6 +152,14 @@ def _extras() -> list[Finding]:
         advice = f'pip install ".[{extra}]"' if missing and not spare else None
         findings.append(Finding("extras", extra, value, None if missing else True, advice))
     return findings
+
+
+def _starter() -> Finding:
+    """The starter models are a package of their own."""
+    try:
+        return Finding("extras", "starter", f"models to try things with: in {starter.folder('pictures').parent}")
+    except OpsmithError as error:
+        return Finding("extras", "starter", "models to try things with: not installed", None, error.hint)
 
 
 # --- the cache --------------------------------------------------------------------------------------------

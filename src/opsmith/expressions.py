@@ -100,7 +100,7 @@ f = _Functions()
 
 
 def convert(function: str, x: Expr, target: DataType) -> Expr:
-    """A conversion to `target`: `cast`, `round_to` (through a narrower float) or `to_number` (a float cut to an integer)."""
+    """A conversion to `target`: `cast`, `round_to` (through a narrower float) or `cut_to` (a float cut to an integer)."""
     return Op(function, (x,), target)
 
 

@@ -4,7 +4,7 @@
 
 To add an operator is to add a row here, or, for one of your own, to call `row` before compiling (examples/own_kernel.py). The
 analysis infers by the table, the compiler fuses and prints by it, rewrite rules, pruning and FLOP counts ask it what is
-elementwise. The functions of `f` are overloaded in kernels/math.hpp and kernels/elementwise.hpp for vectors and scalars alike.
+elementwise (how many FLOPs people count for it, check/op_costs.py says). The functions of `f` are overloaded in kernels/math.hpp and kernels/elementwise.hpp for vectors and scalars alike.
 """
 
 from __future__ import annotations
@@ -61,20 +61,22 @@ OnSizes: TypeAlias = Callable[[Given, Sequence[Size]], Size | None]
 
 @dataclass(frozen=True)
 class Operator:
-    """One row. `arity` None: any number of operands."""
+    """One row. `arity` None: any number of operands; inputs that a node leaves out are not among them."""
 
     domain: str
     name: str
     expression: Expression
     arity: int | None
     result: str  # type of the result: "same" as the first input, "second", "bool", or "cast"
-    kinds: str  # element kinds it takes: f float/half/bfloat16, d double, i integer, b bool
-    cost: int  # floating-point operations, roughly
+    kinds: str  # element kinds it takes: f float/half/bfloat16, d double, i integer, b bool, 8 8-bit floats
+    cost: int  # operations of our kernel per element, roughly
     on_sizes: OnSizes | None  # what it does to the integers of shape arithmetic; None: nothing is known of its result
     on_reals: str | None  # and to the floats: a function of RealApply
 
 
 TABLE: dict[tuple[str, str], Operator] = {}
+KINDS = "fdib8"
+RESULTS = ("same", "second", "bool", "cast")
 
 
 def row(
@@ -91,7 +93,17 @@ def row(
 ) -> None:
     """Add an operator, "Sigmoid" or "domain::Name". `expression` takes its operands, and before them the node if `node`."""
     domain, _, plain = name.rpartition("::")
-    build: Expression = (lambda n, x: expression(n, *x)) if node else (lambda n, x: expression(*x))
+    if not plain.isidentifier() or not kinds or set(kinds) - set(KINDS) or result not in RESULTS:
+        raise ValueError(
+            f"row {name}: a name is Op or domain::Op, kinds are of {KINDS}, the result is one of {RESULTS}"
+        )
+
+    def build(asking: NodeLike, operands: Sequence[Expr]) -> Expr:
+        try:
+            return expression(asking, *operands) if node else expression(*operands)
+        except TypeError as error:
+            raise TypeError(f"{name} with {len(operands)} operands: {error}") from error
+
     TABLE[domain, plain] = Operator(domain, plain, build, arity, result, kinds, cost, on_sizes, on_reals)
 
 
@@ -319,6 +331,10 @@ def _gelu(node: NodeLike, x: Expr) -> Expr:
     return f.gelu_tanh(x) if node.attribute("approximate", "none") == "tanh" else f.gelu(x)
 
 
+def _quick_gelu(node: NodeLike, x: Expr) -> Expr:
+    return x * f.sigmoid(x * constant(node, node.attribute("alpha", 1.702)))
+
+
 def _shrink(node: NodeLike, x: Expr) -> Expr:
     bias, limit = constant(node, node.attribute("bias", 0.0)), constant(node, node.attribute("lambd", 0.5))
     above = f.select(f.greater(x, limit), x - bias, f.zero_like(x))
@@ -351,8 +367,9 @@ row("opsmith::Gelu", f.gelu, arity=1, kinds="f", cost=20)
 row("opsmith::GeluTanh", f.gelu_tanh, arity=1, kinds="f", cost=24)
 row("opsmith::QuickGelu", f.quick_gelu, arity=1, kinds="f", cost=20)
 row("opsmith::Silu", f.silu, arity=1, kinds="f", cost=20)
-row("com.microsoft::QuickGelu", f.quick_gelu, arity=1, kinds="f", cost=20)
+row("com.microsoft::QuickGelu", _quick_gelu, arity=1, node=True, kinds="f", cost=20)
 row("com.microsoft::Gelu", f.gelu, arity=1, kinds="f", cost=20)
+row("com.microsoft::FastGelu", lambda *x: f.gelu_tanh(_fold(operator.add)(*x)), arity=None, kinds="f", cost=24)
 
 # --- conversions ---
 
@@ -369,7 +386,7 @@ def _cast(node: NodeLike, x: Expr, *like: Expr) -> Expr:
         x = x if source in _FLOATS else convert("cast", x, DataType.FLOAT)
         return x if target == DataType.FLOAT else convert("round_to", x, target)
     if source in (*_FLOATS, DataType.DOUBLE):
-        return convert("to_number", x, target)
+        return convert("cut_to", x, target)
     return convert("cast", x, DataType.FLOAT if target in _FLOATS else target)
 
 

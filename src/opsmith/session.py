@@ -32,6 +32,7 @@ def load(
     profile_prefix: str | None = None,
     edit: Callable[[onnx.ModelProto], None] | None = None,
     provider: Path | None = None,
+    lean: bool = False,
 ) -> ort.InferenceSession:
     """Load a variant folder, a .onnx file or a model in memory.
 
@@ -39,6 +40,7 @@ def load(
     built for CPU features that this machine lacks is refused with a clear error instead of a crash.
     EDIT may change the graph on its way in (not its weights, which may be external), say to return more values.
     PROVIDER is the library of Opsmith's execution provider (see opsmith.provider), if the model is to run through it.
+    LEAN: no memory patterns. With them the second run takes one block for all values, and keeps what the first one took.
     """
     settings = options or ort.SessionOptions()
     if settings.log_severity_level == _DEFAULT_SEVERITY:
@@ -48,6 +50,8 @@ def load(
         settings.inter_op_num_threads = 1
     if not optimize:
         settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if lean:
+        settings.enable_mem_pattern = False
     if profile_prefix is not None:
         settings.enable_profiling = True
         settings.profile_file_prefix = profile_prefix
@@ -170,6 +174,11 @@ def run(
             if options is not None and options.terminate:
                 raise OpsmithError(f"the model ran for more than {seconds:g} s") from error
             raise OpsmithError(f"ONNX Runtime failed to run the model: {one_line(error)}") from error
+
+
+def detached(output: Any) -> Any:
+    """A copy of what a run gave. The array itself lies in the session's memory, all of which lives as long as it does."""
+    return output.copy() if isinstance(output, np.ndarray) else output
 
 
 @contextlib.contextmanager

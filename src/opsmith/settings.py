@@ -119,7 +119,7 @@ def get(**command_line: Any) -> Settings:
 CACHE_KINDS = {
     "kernels": ("objects", "regions", "provider", "zig"),  # compiled code
     "tuning": ("tuning",),  # what `compile --search` measured
-    "pipelines": ("pipelines", "accelerated", "studio"),  # compiled parts of pipelines
+    "pipelines": ("pipelines", "studio", "fleet"),  # compiled parts of pipelines, copies on nodes of a cluster
     "figures": ("machine", "traces", "logs"),  # the machine's peaks, profiles, build logs
 }
 CACHE_MARK = "CACHEDIR.TAG"  # the usual mark of a cache folder: backups skip it, `doctor --clean` trusts it

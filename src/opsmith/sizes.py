@@ -355,7 +355,8 @@ def is_count(size: Size) -> bool:
     """Whether everything in it counts something, so that no atom is negative: not data, and not a float cut to an integer."""
     inside = list(walk([size]))
     return not any(
-        isinstance(a, (Element, RealElement)) or (isinstance(a, Apply) and a.function == "to_integer") for a in inside
+        isinstance(a, (Element, RealElement)) or (isinstance(a, Apply) and a.function in ("to_integer", "to_int32"))
+        for a in inside
     )
 
 

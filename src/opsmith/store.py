@@ -44,6 +44,7 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 RECORD = "opsmith.json"
 FORCED_CPU = "OPSMITH_CPU"  # the code to run, of a library that has several forms: kernels/forms.hpp, the provider
 ORIGINS = "origins.json"
+TRANSPOSED = ".T"  # ends the name of a weight that is stored transposed to its checkpoint
 EMBED_LIMIT = 256 * 1024 * 1024  # larger models keep their weights in <name>.onnx.data
 
 

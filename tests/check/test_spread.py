@@ -143,7 +143,7 @@ def test_steps_inside_branches_are_shaken_too() -> None:
     model = h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=10)
     x = np.array([0.49999997, 1.5000001], np.float32)  # an ulp or so from a tie
     seen = {
-        tuple(session.run(session.load(model, edit=spread._shaken(s)), {"c": np.array(True), "x": x})[0])
+        tuple(session.run(session.load(model, edit=spread._shaken(s, sums=False)), {"c": np.array(True), "x": x})[0])
         for s in range(8)
     }
     assert len(seen) > 1
@@ -191,3 +191,35 @@ def test_rounding_that_only_zeros_amplify_is_not_an_error(tmp_path: Path) -> Non
 def test_shape_arithmetic_is_no_step_and_rounding_to_half_is_one(body: str, steps: bool) -> None:
     text = f'<ir_version: 9, opset_import: ["" : 18]> g (float[1, 1, n, n] x) => (float y) <float half = {{0.5}}> {{ {body} }}'
     assert spread.has_steps(ir.from_proto(onnx.parser.parse_model(text))) is steps
+
+
+def _waves(order: int | None = None, gain: float = 1.0) -> onnx.ModelProto:
+    """y = Sin(GAIN * largest * (Clip(1000 x) @ w0 @ ... @ w11)), where the largest |x| counts up to 1000.
+
+    Inputs of a thousand are cut, so that their own ulps do not matter, and what the sums round off becomes large.
+    ORDER permutes the channels between the products, and the weights with them.
+    """
+    rng = np.random.default_rng(0)
+    weights = [rng.standard_normal((64, 64)).astype(np.float32) / 8 for _ in range(12)]
+    if order is not None:
+        for i in range(11):
+            mixed = np.random.default_rng(order + i).permutation(64)
+            weights[i], weights[i + 1] = weights[i][:, mixed], weights[i + 1][mixed]
+    lines = "".join(f"h{i + 1} = MatMul (h{i}, w{i})  " for i in range(12))
+    text = f"""<ir_version: 9, opset_import: ["" : 18]> g (float[n, 64] x) => (float[n, 64] y) {{
+        loud_x = Mul (x, most)  h0 = Clip (loud_x, low, high)  {lines}
+        size = Abs (x)  largest = ReduceMax (size)  cut = Clip (largest, low, most)
+        loud = Mul (h12, cut)  scaled = Mul (loud, gain)  y = Sin (scaled) }}"""
+    model = onnx.parser.parse_model(text)
+    named = {f"w{i}": w for i, w in enumerate(weights)} | {"gain": gain, "low": -1, "high": 1, "most": 1000}
+    for name, array in named.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array, np.float32), name))
+    return model
+
+
+def test_large_inputs_that_amplify_the_order_of_sums_are_no_error_and_a_wrong_gain_is() -> None:
+    shapes = [{"n": 500}]
+    same = verify(_waves(), _waves(order=3), shapes=shapes)
+    large = next(c for c in same.cases if c.name.startswith("large"))
+    assert same.ok and large.outputs[0].spread is not None, same.problems
+    assert not verify(_waves(), _waves(gain=1.01), shapes=shapes).ok

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -242,13 +244,52 @@ def test_bisect_closes_in_on_one_node_of_a_long_graph() -> None:
         assert result.parting is not None and result.parting.node_a == f"Add add{bad}"
 
 
-def test_bisect_says_when_no_names_are_shared() -> None:
-    other = mlp(1.5)
-    for node in other.graph.node:
+def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """As another exporter would name its values."""
+    for node in model.graph.node:
         node.input[:] = [f"{n}_b" if n in ("hidden", "active", "scaled") else n for n in node.input]
         node.output[:] = [f"{n}_b" if n in ("hidden", "active", "scaled") else n for n in node.output]
-    result = verify(mlp(), other, bisect=True)
-    assert result.parting is None and "share no names" in str(result.note)
+        node.name += "_b"
+    return model
+
+
+def test_bisect_matches_by_values_where_no_names_are_shared() -> None:
+    result = verify(mlp(2.0), renamed(mlp(3.0)), bisect=True)
+    assert result.parting is not None and "by values" in str(result.note)
+    assert (result.parting.value, result.parting.node_a, result.parting.node_b) == (
+        "scaled",
+        "Mul scale",
+        "Mul scale_b",
+    )
+    assert result.parting.compared == 2 and not result.parting.check.ok  # hidden and active are the same in both
+
+
+def test_bisect_by_values_steps_over_nodes_that_only_one_graph_has() -> None:
+    other = renamed(mlp(3.0))
+    other.graph.node.insert(1, h.make_node("Identity", ["hidden_b"], ["copy"], name="copy"))
+    other.graph.node[2].input[0] = "copy"
+    result = verify(mlp(2.0), other, bisect=True)
+    assert result.parting is not None and result.parting.node_b == "Mul scale_b"
+
+
+def test_bisect_says_what_is_the_same_where_the_structure_differs() -> None:
+    other = renamed(mlp(3.0))  # y = 3 relu, as three sums of another shape
+    del other.graph.node[2:]
+    other.graph.node.append(h.make_node("Concat", ["active_b", "active_b"], ["wide"], axis=1, name="wide"))
+    other.graph.node.append(h.make_node("Slice", ["wide", "from", "to", "axis"], ["y"], name="cut"))
+    for name, value in (("from", 1), ("to", 4), ("axis", 1)):
+        other.graph.initializer.append(onnx.numpy_helper.from_array(np.array([value], np.int64), name))
+    result = verify(mlp(2.0), other, bisect=True)
+    assert result.parting is None and "the last of them active (Relu activate) as active_b" in str(result.note)
+
+
+def test_bisect_says_when_nothing_is_the_same() -> None:
+    other = renamed(mlp(3.0))
+    other.graph.node.insert(0, h.make_node("Exp", ["x"], ["other"], name="other"))
+    other.graph.node[1].input[0] = "other"
+    other.graph.node[1].op_type, other.graph.node[1].output[0] = "MatMul", "hidden_b"
+    result = verify(mlp(2.0), other, bisect=True)
+    assert result.parting is None and "none holds the same numbers" in str(result.note)
 
 
 def test_bisect_works_with_external_data(tmp_path: Path) -> None:
@@ -283,3 +324,36 @@ def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["ok"] is False
     assert exit_code(str(a), str(tmp_path / "none.onnx")) == 2
     assert exit_code(str(a), str(b), "--shape", "nonsense") == 2
+
+
+# --- memory --------------------------------------------------------------------------
+
+PEAK = """
+import sys
+import numpy as np
+from opsmith import session
+from opsmith.check.verify import verify
+what, path = sys.argv[1:]
+running = session.load(path)
+if what == "run":
+    session.run(running, {"x": np.ones(2, np.float32)})
+else:
+    assert verify(path, path, shapes=[{"n": 2}, {"n": 3}]).ok
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_verify_holds_the_values_of_one_run_at_a_time(tmp_path: Path) -> None:
+    """Two values of 64 MiB, a small output: that output must not hold the memory of the session that made it."""
+    text = """agraph (float[n] x) => (float y) {
+        zero = Constant <value_ints = [0]> ()  one = Constant <value_ints = [1]> ()
+        size = Constant <value_ints = [16777216]> ()  first = Slice (x, zero, one)
+        wide = Expand (first, size)  a = Sin (wide)  b = Cos (a)  y = ReduceMax <keepdims = 0> (b, zero) }"""
+    path = saved(tmp_path, onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 18]> {text}'), "wide")
+
+    def peak(what: str) -> int:
+        command = [sys.executable, "-c", PEAK, what, str(path)]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) // 1024
+
+    assert peak("verify") < peak("run") + 100  # MiB

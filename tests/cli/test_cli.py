@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shlex
 import subprocess
 import sys
@@ -112,12 +113,23 @@ def test_every_command_describes_its_options_and_shows_two_examples_that_parse(n
     for param in command.get_params(context):
         assert param.help, f"{name}: {param.name} is not described"
         assert not (getattr(param, "is_flag", False) and param.metavar), f"{name}: {param.name} is a flag"
+        if param.param_type_name == "argument":
+            assert param.metavar.isupper(), f"{name}: {param.name} is written as {param.metavar}"
     _, *examples = command.epilog.split("\n\n")
     assert len(examples) == 2
     for example in examples:
         words = shlex.split(example)
         assert words[: 1 + len(name.split())] == ["opsmith", *name.split()]
         command.make_context("opsmith", words[1 + len(name.split()) :])
+
+
+def test_no_help_shows_a_type_of_python_behind_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in commands():
+        with pytest.raises(SystemExit):
+            main([*name.split(), "--help"])
+    shown = capsys.readouterr().out
+    assert shown.count("--quiet") >= len(commands())
+    assert re.findall(r"^\W*--.*<(?:bool|str|int|float|path|list).*", shown, re.MULTILINE) == []
 
 
 def test_help_imports_nothing_that_is_slow() -> None:

@@ -89,13 +89,27 @@ def test_equal_values_that_simplifying_turns_round_make_no_circle(tmp_path):
     np.testing.assert_allclose(opsmith.load(result.variant).run(None, feed)[0], np.full((4, 2), np.e), rtol=1e-6)
 
 
-def test_a_carried_value_that_is_not_of_the_rank_its_body_declares_is_no_defect(tmp_path):
-    """h is declared a scalar, begins as one, and is h + [1] after the first step"""
+@pytest.mark.parametrize("branched", [False, True])
+def test_a_carried_value_that_is_not_of_the_rank_its_body_declares_is_no_defect(tmp_path, branched):
+    """h is declared a scalar, begins as one, and is h + [1] after the first step; BRANCHED: an If inside declares it, too"""
     value = helper.make_tensor_value_info
+
+    def branch(node):
+        return helper.make_graph([node], "branch", [], [value(node.output[0], TensorProto.FLOAT, [])])
+
+    choice = helper.make_node(
+        "If",
+        ["flag"],
+        ["h_now"],
+        name="choice",
+        then_branch=branch(helper.make_node("Add", ["h", "one"], ["more"], name="more")),
+        else_branch=branch(helper.make_node("Constant", [], ["none"], value_float=0.0, name="none")),
+    )
     one = onnx.numpy_helper.from_array(np.ones(1, np.float32), "one")
     body = helper.make_graph(
         [
-            helper.make_node("Add", ["h", "one"], ["h_next"], name="step"),
+            *([choice] if branched else []),
+            helper.make_node("Add", ["h_now" if branched else "h", "one"], ["h_next"], name="step"),
             helper.make_node("Identity", ["again"], ["go_on"], name="go"),
         ],
         "body",
@@ -108,6 +122,7 @@ def test_a_carried_value_that_is_not_of_the_rank_its_body_declares_is_no_defect(
         helper.make_node("Loop", ["n", "", "start"], ["y"], body=body, name="loop"),
     ]
     inputs = [value("x", TensorProto.FLOAT, []), value("n", TensorProto.INT64, [])]
+    inputs += [value("flag", TensorProto.BOOL, [])] if branched else []
     main = helper.make_graph(nodes, "g", inputs, [value("y", TensorProto.FLOAT, None)])
     onnx.save(
         helper.make_model(main, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "loop.onnx"
@@ -115,5 +130,6 @@ def test_a_carried_value_that_is_not_of_the_rank_its_body_declares_is_no_defect(
     result = opsmith.compile(tmp_path / "loop.onnx", tmp_path / "c", regions="all")
     assert result.verified.ok and not result.remarks
     feed = {"x": np.array(0.5, np.float32), "n": np.array(3, np.int64)}
+    feed |= {"flag": np.array(True)} if branched else {}
     (got,) = opsmith.load(result.variant).run(None, feed)
-    np.testing.assert_allclose(got, [np.exp(np.float32(0.5)) + 3], rtol=1e-6)
+    np.testing.assert_allclose(got, [np.exp(np.float32(0.5)) + (6 if branched else 3)], rtol=1e-6)

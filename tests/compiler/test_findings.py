@@ -27,6 +27,47 @@ COMPILED = {
           y = Mul(x, k)  a = Cast <to = 7> (x)  b = Cast <to = 6> (y)  z = Cast <to = 11> (y)
           c = Cast <to = 7> (z)  d = Cast <to = 6> (z) }""",
     ),
+    "a transposed convolution beside NaN, whose phases have unequal taps": (
+        22,
+        """(float[n,3,m] x) => (float[n,2,r] y) <float[3,2,3] w = {
+          0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8}> {
+          y = ConvTranspose <auto_pad = "SAME_UPPER", kernel_shape = [3], strides = [2]> (x, w) }""",
+    ),
+    "a number that a narrow or unsigned integer does not hold": (
+        21,
+        """(float[3,m] x, double[3,m] d) => (uint8[3,m] a, int8[3,m] b, uint16[3,m] c, uint64[3,m] e, uint8[3,m] g)
+          <float k = {-300.0}, double l = {1e19}> {
+          y = Mul(x, k)  a = Cast <to = 2> (y)  b = Cast <to = 3> (y)  c = Cast <to = 4> (y)
+          z = Mul(d, l)  e = Cast <to = 13> (z)  g = CastLike(d, a) }""",
+    ),
+    "a single number that an integer does not hold": (
+        21,
+        """(float x, double d) => (int64 a, int32 b, uint64 c, uint8 e) <float k = {1e30}, double l = {300.0}> {
+          y = Mul(x, k)  a = Cast <to = 7> (y)  b = Cast <to = 6> (y)  c = Cast <to = 13> (x)
+          z = Mul(d, l)  e = Cast <to = 2> (z) }""",
+    ),
+    "a Squeeze by an empty list of axes": (
+        14,
+        "(int16[1,n,n] x) => (int16[p,q] y) <int64[0] a = {}> { y = Squeeze(x, a) }",
+    ),
+    "the sign of a NaN double": (17, "(double[3,m] x) => (double[3,m] y) { y = Sign(x) }"),
+    "a Shrink of integers by a fraction": (
+        21,
+        "(int32[3,n] x) => (int32[3,n] y) { y = Shrink <bias: float = 0.1, lambd: float = 1.0> (x) }",
+    ),
+    "a LayerNormalization of doubles": (
+        22,
+        "(double[n,4] x, double[4] s) => (double[n,4] y) { y = LayerNormalization <epsilon: float = 0.0> (x, s) }",
+    ),
+    "a LayerNormalization whose scale broadcasts": (
+        20,
+        "(float[n,3,4] x, float[4] s) => (float[n,3,4] y) { y = LayerNormalization <axis: int = -2> (x, s) }",
+    ),
+    "a transposed convolution with SAME and a kernel shorter than its stride": (
+        16,
+        """(float[n,2,4] x, float[2,3,1] w) => (float[n,3,r] y) {
+          y = ConvTranspose <auto_pad = "SAME_LOWER", strides = [3]> (x, w) }""",
+    ),
     "the logarithm of an integer 0": (
         12,
         "(int32[n,3,m] x) => (int32[n,1,m] y) { z = Sub(x, x)  y = ReduceLogSum <axes = [1], keepdims = 1> (z) }",

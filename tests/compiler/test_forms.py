@@ -17,7 +17,7 @@ from small import graph
 
 import opsmith
 from opsmith import machine, store
-from opsmith.compiler import CompileResult, cut_forms, geometry
+from opsmith.compiler import CompileResult, forms, geometry
 from opsmith.compiler.lower import Target
 from opsmith.compiler.source import load, prepare
 from opsmith.errors import OpsmithError
@@ -172,9 +172,7 @@ def test_other_weights_for_both_forms(compiled: CompileResult, source: Path, tmp
 
 
 def test_what_one_cpu_cannot_have_stays_for_all(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opsmith import compiler
-
-    real = compiler.cut
+    real = forms.cut
 
     def picky(given, wanted, target, handed_back=None):  # as if AVX2 had no Softmax
         back = dict(handed_back or {})
@@ -182,10 +180,10 @@ def test_what_one_cpu_cannot_have_stays_for_all(source: Path, monkeypatch: pytes
             back |= {n.name: "no such kernel" for n in given.working.graph if n.op_type == "Softmax"}
         return real(given, wanted, target, back)
 
-    monkeypatch.setattr(compiler, "cut", picky)
+    monkeypatch.setattr(forms, "cut", picky)
     handed_back: dict[str, str] = {}
     targets = {cpu: Target(CPUS[cpu]) for cpu in ("x86-64-v4", "x86-64-v3")}
-    cuts = cut_forms(prepare(load(source)), "all", targets, handed_back)
+    cuts = forms.cut_forms(prepare(load(source)), "all", targets, handed_back)
     assert list(handed_back.values()) == ["no such kernel"]
     first, second = ([[n.op_type for n in r.nodes] for r in c.regions] for c in cuts.values())
     assert first == second and "Softmax" not in first[0]

@@ -11,10 +11,11 @@ import onnx_ir as ir
 import pytest
 from small import MLP, graph
 
-from opsmith.compiler import emit, geometry
+from opsmith.compiler import geometry
 from opsmith.compiler.convert import Blob
 from opsmith.compiler.cut import cut
 from opsmith.compiler.emit import Form
+from opsmith.compiler.forms import write_code
 from opsmith.compiler.lower import Target
 from opsmith.compiler.program import show
 from opsmith.compiler.source import load, prepare
@@ -66,7 +67,9 @@ GRAPHS = {
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_generated_program_reads_as_it_did(name):
     pieces = cut(prepare(load(ir.from_proto(GRAPHS[name]))), "whole", Target(geometry.AVX2))
-    sources, _ = emit({"native": pieces}, [Form(pieces.programs, [Blob(0, p.weight_bytes) for p in pieces.programs])])
+    sources, _ = write_code(
+        {"native": pieces}, [Form(pieces.programs, [Blob(0, p.weight_bytes) for p in pieces.programs])]
+    )
     kept = [s for s in sources if s.compiled and s.name != "register.cpp"]
     text = "\n".join(f"// ===== {s.name}\n{s.text}" for s in kept)
     hold(GOLDEN / f"{name}.cpp", text)

@@ -12,6 +12,9 @@ import onnxruntime as ort
 from batch import compile_batch
 from onnx import numpy_helper
 
+from opsmith import session
+from opsmith.compiler.source import load, prepare
+
 Array = np.ndarray[Any, Any]
 NAMES: dict[Any, str] = {np.uint8: "uint8", np.int8: "int8"}
 RNG = np.random.default_rng(0)
@@ -263,3 +266,23 @@ def test_weights_and_tables_are_not_dequantized_at_run_time(tmp_path: Path) -> N
     check([weight, table, scaled], tmp_path)
     kernels = [k for k in kernels_in(tmp_path) if not k.startswith("copy")]
     assert len(kernels) == 4, "two products, a gather, and the quantizer of what was gathered"
+
+
+def test_the_working_copy_of_symmetric_weights_runs_in_onnx_runtime(tmp_path: Path) -> None:
+    """Whose ConvInteger takes one zero point, not one per channel; the parts of a compiled model are compared with it."""
+    text = """<ir_version: 9, opset_import: ["" : 17]> g (uint8[1,2,5] x) => (float[1,3,3] y) {
+        f = DequantizeLinear(x, s)  g = DequantizeLinear<axis = 0>(w, ws, wz)  y = Conv(f, g) }"""
+    model = onnx.parser.parse_model(text)
+    constants = {
+        "s": number(0.5),
+        "w": some(np.int8, 3, 2, 3),
+        "ws": np.ones(3, np.float32),
+        "wz": np.zeros(3, np.int8),
+    }
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in constants.items())
+    onnx.save(model, tmp_path / "m.onnx")
+    source = prepare(load(tmp_path / "m.onnx"))
+    assert "ConvInteger" in [n.op_type for n in source.working.graph]
+    x = some(np.uint8, 1, 2, 5)
+    got, want = (session.run(session.load(m), {"x": x})[0] for m in (source.working, tmp_path / "m.onnx"))
+    np.testing.assert_allclose(got, want, rtol=1e-5)

@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+import pytest
 from batch import compile_batch
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper, parser
 from test_random_graphs import options
+
+from opsmith import ops
 
 RANDOM = np.random.default_rng(0)
 Feed = dict[str, np.ndarray]
@@ -90,6 +93,28 @@ def test_rare_operators_compute_what_ort_computes(tmp_path: Path) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+def test_gelus_of_onnxruntime_compute_what_ort_computes(tmp_path: Path) -> None:
+    head = (
+        '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]> g (float[n, 37] x, float[37] b, float[37, 5] w)'
+    )
+    bodies = [
+        "y = com.microsoft.FastGelu(x)",
+        "y = com.microsoft.FastGelu(x, b)",
+        "h = MatMul(x, w)  y = com.microsoft.FastGelu(h)",
+        "y = com.microsoft.QuickGelu(x)",
+        "y = com.microsoft.QuickGelu<alpha = 0.5>(x)",
+    ]
+    texts = [f"{head} => (float[n, m] y) {{ {body} }}" for body in bodies]
+    sources = [parser.parse_model(text).SerializeToString() for text in texts]
+    library, built = compile_batch([(f"gelu{i}", m) for i, m in enumerate(sources)], tmp_path)
+    feed = {"x": floats(3, 37) * 4, "b": floats(37), "w": floats(37, 5)}
+    for source, result in zip(sources, built):
+        assert result.native, (result.error, result.left)
+        stock = ort.InferenceSession(source, options(), providers=["CPUExecutionProvider"])
+        own = ort.InferenceSession(result.path, options(library), providers=["CPUExecutionProvider"])
+        np.testing.assert_allclose(own.run(None, feed)[0], stock.run(None, feed)[0], rtol=1e-4, atol=1e-5)
+
+
 def test_every_float8_is_cast_as_ort_casts_it(tmp_path: Path) -> None:
     kinds = ["FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"]
     models = []
@@ -162,3 +187,13 @@ def test_ngrams_are_counted_as_ort_counts_them(tmp_path: Path) -> None:
         own = ort.InferenceSession(result.path, options(library), providers=["CPUExecutionProvider"])
         feed = {"x": RANDOM.integers(2, 6, (3, 20))}
         np.testing.assert_array_equal(own.run(None, feed)[0], stock.run(None, feed)[0])
+
+
+def test_a_row_that_cannot_be_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "TABLE", dict(ops.TABLE))
+    for name, kinds in (("com.example.Twice", "f"), ("com.example::Twice", "x"), ("com.example::Twice", "")):
+        with pytest.raises(ValueError, match=f"row {name}: "):
+            ops.row(name, lambda x: x + x, arity=1, kinds=kinds)
+    ops.row("com.example::Twice", lambda x: x + x, arity=1, kinds="f")
+    with pytest.raises(TypeError, match="com.example::Twice with 2 operands"):
+        ops.TABLE["com.example", "Twice"].expression(None, [None, None])

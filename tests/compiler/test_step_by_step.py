@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ import pytest
 
 import opsmith
 from opsmith.check.verify import verify
+from opsmith.compiler import cut
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "check"))
 import test_spread as nets
-
-cut = importlib.import_module("opsmith.compiler.cut")  # the package has a function of this name
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, layer: int) -> None:
@@ -41,7 +39,12 @@ def planted(monkeypatch: pytest.MonkeyPatch, layer: int) -> None:
     monkeypatch.setattr(cut, "lower_region", wrong)
 
 
-def test_an_error_that_the_spread_hides_is_found_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [256 << 20, 1])  # bytes: all parts at once, or one after the other
+def test_an_error_that_the_spread_hides_is_found_part_by_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    for module in ("find_wrong", "step_by_step"):
+        monkeypatch.setattr(sys.modules[f"opsmith.compiler.{module}"], "AT_ONCE", at_once)
     layer = nets.DEPTH - 1
     model = nets.net("dynamic")
     hidden = verify(model, nets.net("dynamic", nets._scale(layer, 1.02), order=7), shapes=nets.SHAPES)
@@ -62,3 +65,20 @@ def test_rounding_alone_is_no_finding(tmp_path: Path) -> None:
     result = opsmith.compile(tmp_path / "m.onnx", tmp_path / "c", regions="all")
     assert result.verified is not None and any(o.spread is not None for o in result.verified.worst)
     assert not result.remarks and len(result.regions) == 1
+
+
+def test_what_was_not_compared_within_the_time_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("find_wrong", "step_by_step"):
+        monkeypatch.setattr(sys.modules[f"opsmith.compiler.{module}"], "AT_ONCE", 1)
+    monkeypatch.setattr(sys.modules["opsmith.compiler.step_by_step"], "PATIENCE", 0.0)
+    onnx.save(nets.net("static"), tmp_path / "m.onnx")
+    (remark,) = opsmith.compile(tmp_path / "m.onnx", tmp_path / "c", regions="all").remarks
+    assert "not all of its parts were compared: 1 of " in remark
+
+
+def test_a_model_without_steps_that_amplifies_large_inputs_is_compiled(tmp_path: Path) -> None:
+    """It passes by its spread there, and is not compared in parts: it has none."""
+    onnx.save(nets._waves(), tmp_path / "m.onnx")
+    result = opsmith.compile(tmp_path / "m.onnx", tmp_path / "c", regions="all", shapes={"n": 500})
+    assert result.verified is not None and any(o.spread is not None for o in result.verified.worst)
+    assert result.native == result.nodes and not result.remarks

@@ -171,6 +171,21 @@ def test_export_and_import(tmp_path: Path) -> None:
     assert [(r.task, r.outcome, r.cpu) for r in other.rows()] == [(r.task, r.outcome, r.cpu) for r in one.rows()]
 
 
+def test_merging_gives_the_same_in_any_order(tmp_path: Path) -> None:
+    one, other = Database(tmp_path / "a.sqlite"), Database(tmp_path / "b.sqlite")
+    one.put(gemm(1, 2, 3), 2, outcome(level=2, rows=6))
+    one.put(gemm(4, 5, 6), 2, outcome(level=1, rows=6))
+    other.put(gemm(1, 2, 3), 2, outcome(level=2, rows=12))  # newer, at the same level
+    other.put(gemm(4, 5, 6), 2, outcome(level=0, rows=12))  # newer, of a narrower search
+    other.export(tmp_path / "b.jsonl")
+    files = [tmp_path / "a.sqlite", tmp_path / "b.jsonl"]  # a database and an export
+    for name, order in (("there", files), ("back", files[::-1])):
+        merged = Database(tmp_path / f"{name}.sqlite")
+        assert [merged.load(file) for file in order] == [2, 2]
+        assert merged.get(gemm(1, 2, 3), 2, 1) == outcome(level=2, rows=12)
+        assert merged.get(gemm(4, 5, 6), 2, 1) == outcome(level=1, rows=6)
+
+
 @pytest.mark.parametrize("text", ["", "nonsense", '{"format": "else"}', '{"format": "opsmith tuning 1"}\n{"cpu": "x"}'])
 def test_a_file_that_is_no_export_is_refused_as_a_whole(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bad.jsonl"
@@ -207,7 +222,8 @@ def model(channels: int = 32) -> onnx.ModelProto:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty database; compiled kernels still come from the shared cache."""
+    """An empty database, on a machine that is quiet; compiled kernels still come from the shared cache."""
+    monkeypatch.setattr(runner, "_disturbed", lambda before, threads: False)
     path = tmp_path / "tuning.sqlite"
     original = Database.__init__
     monkeypatch.setattr(Database, "__init__", lambda self, given=None: original(self, given or path))
@@ -229,6 +245,19 @@ def test_compile_tunes_records_and_finds_it_again(tmp_path: Path, cache: Path) -
     assert tuned["search"] == 1 and tuned["distinct_calls"] == 2
     assert {c["kernel"] for c in tuned["choices"]} == {"conv", "gemm"}
     assert all(c["us_before"] > 0 and c["us_after"] <= c["us_before"] * 1.001 for c in tuned["choices"])
+
+
+def test_what_other_programs_disturbed_is_measured_twice_marked_and_not_kept(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(runner, "_disturbed", lambda before, threads: bool(asked.append(threads)) or len(asked) <= 2)
+    first = opsmith.compile(model(), tmp_path / "a", regions="all", search=1).tuning
+    assert first is not None and (first.measured, first.disturbed, len(asked)) == (2, 1, 3)
+    assert len(first.outcomes) == 2, "what is measured is used all the same"
+    assert json.loads((tmp_path / "a" / "opsmith.json").read_text())["compiled"]["tuned"]["disturbed"] == 1
+    second = opsmith.compile(model(), tmp_path / "b", regions="all", search=1).tuning
+    assert second is not None and (second.measured, second.known, second.disturbed) == (1, 1, 0)
 
 
 def test_search_0_measures_nothing(tmp_path: Path, cache: Path) -> None:
@@ -349,3 +378,7 @@ def test_the_command_shows_exports_and_imports(tmp_path: Path, cache: Path) -> N
     cache.unlink()
     assert run("--import", str(tmp_path / "t.jsonl"))[0] == 0
     assert len(Database().rows()) == 1
+    Database(tmp_path / "b.sqlite").put(gemm(1, 2, 3), 2, outcome())
+    code, text = run("--merge", str(tmp_path / "t.jsonl"), str(tmp_path / "b.sqlite"), "--json")
+    assert code == 0 and json.loads(text)["count"] == 2 == len(Database().rows())
+    assert run("--merge")[0] and run("--show", str(tmp_path / "t.jsonl"))[0]

@@ -16,6 +16,7 @@ from opsmith import store
 from opsmith.compress import quality
 from opsmith.compress.prune import prune
 from opsmith.compress.quantize import quantize
+from opsmith.measure.score_text import score_text
 from opsmith.pipelines.sampling import Sampling
 from opsmith.pipelines.text import TextGenerator
 
@@ -134,3 +135,18 @@ def test_token_by_token_equals_one_pass_for_real_weights(tmp_path, compiled):
     for batch in (1, 4):
         worst, largest = token_by_token.difference(path, source, batch, steps=20, threads=2)
         assert worst <= 1e-4 and largest > 5
+
+
+def test_a_cache_of_halves_writes_the_same_story_with_little_loss(tmp_path, text):
+    """Greedy, 200 tokens; KL of the cache's rounding alone, beside the same model with a cache of floats."""
+    source = stories.stories_model()
+    half = opsmith.compile(source / "dynamo", tmp_path / "half", regions="whole", cache="fp16").variant.folder
+    for file in ("config.json", "tokenizer.json"):
+        shutil.copy(source / file, tmp_path)
+    wanted, found = (
+        TextGenerator(f).generate("Once upon a time", max_new_tokens=200)[0].tokens for f in (source / "dynamo", half)
+    )
+    assert found == wanted
+    plain, rounded = score_text([source / "dynamo", half], text, tokens=256)
+    assert 0 < rounded.kl < 1e-5 and rounded.top1 == 1.0
+    assert abs(rounded.perplexity / plain.perplexity - 1) < 1e-3

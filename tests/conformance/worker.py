@@ -21,9 +21,11 @@ import suite  # noqa: E402
 
 def build(folder: Path, cases: list[suite.Case], isa: str) -> None:
     import batch
+    import quick
 
     from opsmith.compiler.geometry import SETS
 
+    quick.as_the_tests_do()
     library, built = batch.compile_batch([(c.name, c.model) for c in cases], folder, isa=SETS.get(isa))
     record = {"library": str(library) if library else None, "built": [dataclasses.asdict(b) for b in built]}
     (folder / "built.json").write_text(json.dumps(record))

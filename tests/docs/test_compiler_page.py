@@ -13,7 +13,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from opsmith.compiler import emit, geometry
+from opsmith.compiler import geometry
+from opsmith.compiler.forms import write_code
 from opsmith.compiler.convert import Blob
 from opsmith.compiler.cut import body_of, cut
 from opsmith.compiler.emit import Form
@@ -55,7 +56,7 @@ def stations() -> dict[str, str]:
     (region,) = pieces.regions
     body = body_of(region, source)
     rewrite(body)
-    sources, _ = emit({"native": pieces}, [Form(pieces.programs, [Blob(0, p.weight_bytes) for p in pieces.programs])])
+    sources, _ = write_code({"native": pieces}, [Form(pieces.programs, [Blob(0, p.weight_bytes) for p in pieces.programs])])
     by_name = {s.name: s.text for s in sources}
     return {
         "model": MODEL,

@@ -53,7 +53,11 @@ SIGNATURES = {
     ("clipseg", ""): ({"pixel_values": ["batch", 3, 48, 48], **_TEXT}, {"logits": ["batch", 48, 48]}),
     ("stable-diffusion", "text_encoder"): (
         {"input_ids": ["batch", "sequence"]},
-        {"last_hidden_state": ["batch", "sequence", 64], "pooler_output": ["batch", 64]},
+        {
+            "last_hidden_state": ["batch", "sequence", 64],
+            "pooler_output": ["batch", 64],
+            **{f"hidden_states.{i}": ["batch", "sequence", 64] for i in range(3)},
+        },
     ),
     ("stable-diffusion", "unet"): (
         {

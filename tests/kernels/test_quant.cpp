@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "arrays.hpp"
+#include "quant_cases.hpp"
 
 using namespace opsmith;
 using namespace opsmith::test;
@@ -15,19 +16,11 @@ static void check(const Pool& pool, Random& random, i64 M, i64 N, i64 K, i64 blo
   Array<float> a(M > 0 ? (M - 1) * lda + K : 0, random), bias(N, random), got(M * ldc, random), want(got);
   for (i64 i = 0; uneven && i < a.size; ++i) a.data[i] *= ::powf(10.0f, static_cast<float>(random.below(60) - 30));
   Array<uint8_t> packed(Q::bytes(N, K, block));
-  for (i64 i = 0; i < packed.size; ++i) packed.data[i] = static_cast<uint8_t>(random.bits());
-  for (i64 p = 0; p < panel_count(N); ++p) {  // random bits are no scales: put numbers there
-    const i64 width = panel_vectors(N, p) * W;
-    for (i64 b = 0; b < ceil_div(K, block); ++b) {
-      Array<Scale> scales(width, random);
-      memcpy(packed.data + Q::panel_bytes(p * gemm_nr, K, block) + b * Q::block_bytes(width, block), scales.data,
-             static_cast<size_t>(width) * sizeof(Scale));
-    }
-  }
+  fill_quantized<Q, Scale>(packed, random, N, K, block);
   auto ep = [bias = bias.data](F sum, Row row, i64 column, auto lanes) {
     return sum + load(bias + column, lanes) + splat(static_cast<float>(row.outer));
   };
-  gemm_quantized<Bits, Scale, Zero>(pool, M, N, K, block, a.data, lda, packed.data, got.data, ldc, ep, 3);
+  gemm_quantized<Bits, Scale, Zero, true>(pool, M, N, K, block, a.data, lda, packed.data, got.data, ldc, ep, 3);
   gemm_quantized_reference<Bits, Scale, Zero>(pool, M, N, K, block, a.data, lda, packed.data, want.data, ldc, ep, 3);
   char name[120];
   snprintf(name, sizeof name, "%d bits, scale of %d bytes, zero %d, M=%d N=%d K=%d block=%d", Bits, int(sizeof(Scale)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import sys
@@ -18,14 +19,16 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> Any:
-    spec = importlib.util.spec_from_file_location("peers_benchmark", ROOT / "benchmarks" / "peers.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "peers_benchmark", module)
-    spec.loader.exec_module(module)
-    goals = (module.Goal("fp32", module.BEST, 1e-6), module.Goal("int8", module.STOCK, 1e6))
-    case = module.Case("tiny", "a tiny model", "tiny", {"batch": 3}, goals, ("fp32", "int8"), "bert")
-    module.CASES = (case,)
+    """The benchmark with one tiny case, and its two modules beside it."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    for name in ("peers", "peer_cases", "peer_tables"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    module, tables = importlib.import_module("peers"), importlib.import_module("peer_tables")
+    cases = importlib.import_module("peer_cases")
+    goals = (cases.over_best("fp32", 1e-6), cases.over("w8", 1e6, "ort"))
+    case = cases.Case("tiny", "a tiny model", "tiny", {"batch": 3}, goals, ("fp32", "w8"), "bert")
+    monkeypatch.setattr(module, "CASES", (case,))
+    monkeypatch.setattr(tables, "CASES", (case,))
     return module
 
 
@@ -53,11 +56,11 @@ def test_from_a_model_to_the_readme(peers: Any, tmp_path: Path) -> None:
     present = importlib.util.find_spec("MNN") is not None
     assert peers.main([*command, "--write"], root) == 0
     result = json.loads((results / "tiny.json").read_text())
-    measured = {"ort", "opsmith-fp32", "opsmith-int8", "ort-optimizer"} | ({"mnn"} if present else set())
+    measured = {"ort", "opsmith-fp32", "opsmith-w8", "ort-optimizer"} | ({"mnn"} if present else set())
     assert set(result["runtimes"]) == measured
     assert result["machine"]["cpu"] and result["machine"]["versions"]["onnxruntime"]
     fp32 = result["runtimes"]["opsmith-fp32"]
-    assert fp32["error"] < 1e-5 < result["runtimes"]["opsmith-int8"]["error"] < 0.1
+    assert fp32["error"] < 1e-5 < result["runtimes"]["opsmith-w8"]["error"] < 0.1
     value, low, high = result["runtimes"]["ort"]["speedups"]["opsmith-fp32"]
     assert low <= value <= high
     if not present:
@@ -91,14 +94,14 @@ def test_a_peer_that_fails_is_left_out_with_its_reason(
         return original(paths, peer=peer, **rest)
 
     monkeypatch.setattr(peers, "bench", failing)
-    case = peers.Case("tiny", "a tiny model", "tiny", {"batch": 3}, (), ("fp32",))
+    case = sys.modules["peer_cases"].Case("tiny", "a tiny model", "tiny", {"batch": 3}, (), ("fp32",))
     workshop = peers.Workshop(tmp_path / "models", tmp_path / "results", "dynamo", 0)
     assert workshop.source(case) == folder
     result = peers.measure(case, workshop, ["openvino", "ort-optimizer"], 0.1, None, 1)
     assert set(result["runtimes"]) == {"ort", "opsmith-fp32"}
     assert result["failed"]["openvino"] == "openvino: it has no kernel for this"
     assert "knows no such model" in result["failed"]["ort-optimizer"]
-    assert "does not run: openvino: it has no kernel" in peers.detail_table([(case, result)])
+    assert "does not run: openvino: it has no kernel" in sys.modules["peer_tables"].detail_table([(case, result)])
 
 
 def test_what_does_not_fit_into_memory_together_is_measured_in_sets(
@@ -113,46 +116,36 @@ def test_what_does_not_fit_into_memory_together_is_measured_in_sets(
     assert peers.memory_sets(Path("a"), [Path("b")], []) == [[]]
 
 
-def test_the_cases_are_those_of_the_contract() -> None:
-    text = (ROOT / "benchmarks" / "peers.py").read_text()
-    spec = importlib.util.spec_from_file_location("peers_cases", ROOT / "benchmarks" / "peers.py")
-    assert spec is not None and spec.loader is not None and text
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["peers_cases"] = module
-    spec.loader.exec_module(module)
-    names = [c.name for c in module.CASES]
+def test_the_cases_are_those_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    cases = importlib.import_module("peer_cases")
+    names = [c.name for c in cases.CASES]
     assert len(set(names)) == len(names)
-    assert {
-        "unet_64_b1",
-        "unet_64_b2",
-        "unet_32_b1",
-        "unet_8_b1",
-        "vae_32",
-        "vae_64",
-        "clip",
-        "bert_b1",
-        "bert_b8",
-    } < set(names)
+    wanted = "unet_64_b1 unet_64_b2 unet_32_b1 unet_8_b1 vae_32 vae_64 clip bert_b1 bert_b8"
+    assert set(wanted.split()) < set(names)
     assert {"gpt2_prompt", "gpt2_decode_128", "gpt2_decode_512", "terrain", "minilm"} < set(names)
-    assert all(goal.variant in case.variants for case in module.CASES for goal in case.goals)
+    assert all(goal.variant in case.variants for case in cases.CASES for goal in case.goals)
+    assert all(v in cases.OURS for case in cases.CASES for v in case.variants)
 
 
-def test_the_readme_shows_the_ends_of_the_whole_table(peers: Any) -> None:
-    page = (ROOT / "docs" / "benchmarks.md").read_text()
-    whole = page[page.index("| case |") :].split("\n\n")[0]
-    readme = (ROOT / "README.md").read_text()
-    assert f"{peers.BEGIN}\n{peers.short_table(whole)}\n" in readme
+def measured(seconds: dict[str, float], ratios: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
+    rows = {n: {"seconds": s, "error": 1e-6, "speedups": ratios.get(n, {})} for n, s in seconds.items()}
+    return {"runtimes": rows, "failed": {}, "clean": True}
 
 
-def test_the_short_table_names_the_fastest_peer_and_says_slower(peers: Any) -> None:
-    whole = """| case | ONNX Runtime | MNN | Opsmith | times the best peer (95 % interval) | error |
-|---|---:|---:|---:|---:|---:|
-| a | 2.00 s | - | **1.00 s** | **2.00** (1.9 to 2.1) | 0e+00 |
-| b | 2.00 s | 1.50 s | **1.00 s** fp32<br>**10.0 ms** int8 | **2.00** (1.9 to 2.1) fp32<br>**9.00** (8 to 9) int8 | 0e+00 |
-| c | 800.0 ms | - | **1.00 s** | **0.80** (0.7 to 0.9) | 0e+00 |"""
-    rows = peers.short_table(whole).splitlines()[2:]
-    assert rows == [
-        "| a | 2.00 s | 2.00 s (ONNX Runtime) | **1.00 s** | 2.00x faster (1.9 to 2.1) |",
-        "| b | 2.00 s | 1.50 s (MNN) | **1.00 s** | 1.50x faster |",
-        "| c | 800.0 ms | 800.0 ms (ONNX Runtime) | **1.00 s** | 0.80x **slower** (0.7 to 0.9) |",
-    ]
+def test_a_variant_is_held_against_its_error_class_and_finer_ones(peers: Any) -> None:
+    cases, tables = sys.modules["peer_cases"], sys.modules["peer_tables"]
+    case = cases.Case("a", "a", "a", {}, (), ("fp32", "bf16"))
+    seconds = {"ort": 2.0, "openvino": 0.8, "opsmith-fp32": 1.0, "opsmith-bf16": 1.0}
+    ratios = {
+        "ort": {"opsmith-fp32": [2.0, 1.9, 2.1], "opsmith-bf16": [2.0, 1.9, 2.1]},
+        "openvino": {"opsmith-fp32": [0.8, 0.7, 0.9], "opsmith-bf16": [0.8, 0.7, 0.9]},
+    }
+    results = [(case, measured(seconds, ratios))]
+    single, half = tables.short_table(results).splitlines()[2:]
+    assert single == (
+        "| a | fp32 | 2.00 s | 2.00 s (ONNX Runtime, error 1e-06) | **1.00 s** (error 1e-06) | 2.00x faster (1.90 to 2.10) |"
+    )
+    assert "800.0 ms (OpenVINO as installed" in half and "0.80x **slower** (0.70 to 0.90)" in half
+    assert "| OpenVINO as installed |" not in tables.class_table(results, "fp32")
+    assert "| OpenVINO as installed |" in tables.class_table(results, "bf16")

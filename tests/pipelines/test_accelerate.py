@@ -12,8 +12,9 @@ import pytest
 from live_pipeline import picture, pipeline
 
 import opsmith
+from opsmith import content
 from opsmith.errors import OpsmithError
-from opsmith.pipelines import pictures
+from opsmith.pipelines import homes, pictures
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +38,8 @@ def test_the_same_picture_then_the_same_bytes(ready: Path) -> None:
     assert opsmith.accelerate(pipe, folder=ready, regions="all", threads=1) is pipe
     assert "forward" in vars(pipe.unet)
     assert pictures.psnr(picture(pipe), before) >= 45
-    with pytest.warns(UserWarning, match="text_encoder does not take output_hidden_states"):
-        pipe.text_encoder(torch.arange(77)[None], output_hidden_states=True)
+    with pytest.warns(UserWarning, match="text_encoder does not take output_attentions"):
+        pipe.text_encoder(torch.arange(77)[None], output_attentions=True)
     opsmith.restore(pipe)
     assert not {"forward", "decode"} & {*vars(pipe.unet), *vars(pipe.vae), *vars(pipe.text_encoder)}
     assert picture(pipe).tobytes() == before.tobytes()
@@ -51,26 +52,30 @@ def test_outputs_come_in_the_same_classes(ready: Path) -> None:
     sample, states = torch.randn(2, 4, 8, 8), torch.randn(2, 77, 64)
     ids = torch.arange(77)[None]
     before = pipe.unet(sample, 5, states), pipe.vae.decode(sample), pipe.text_encoder(ids)
+    layers = pipe.text_encoder(ids, output_hidden_states=True).hidden_states
     opsmith.accelerate(pipe, folder=ready, regions="all", threads=1)
     after = pipe.unet(sample, 5, states), pipe.vae.decode(sample), pipe.text_encoder(ids)
     for a, b in zip(after, before):
         assert type(a) is type(b)
         assert torch.allclose(a[0], b[0], atol=1e-3)
+    states_now = pipe.text_encoder(ids, output_hidden_states=True).hidden_states
+    assert len(states_now) == len(layers)
+    assert all(torch.allclose(a, b, atol=1e-3) for a, b in zip(states_now, layers))
     assert torch.equal(pipe.unet(sample, 5, states, return_dict=False)[0], after[0].sample)
 
 
 def test_other_weights_get_another_key() -> None:
     import torch
 
-    from opsmith.pipelines.accelerate import _key
+    from opsmith.pipelines.accelerate import _keys
 
     pipe = pipeline()
     parts = {"unet": pipe.unet}
-    first = _key(parts)
-    assert first == _key(parts)
+    first = _keys(parts)
+    assert first == _keys(parts) == {"unet": content.key_of_folder(models.tiny_source("stable-diffusion") / "unet")}
     with torch.no_grad():
         next(pipe.unet.parameters()).view(-1)[0] += 1
-    assert _key(parts) != first
+    assert _keys(parts) != first
 
 
 CHANGES = {
@@ -105,7 +110,7 @@ def test_a_pipeline_without_unet_is_refused() -> None:
 
 def test_one_call_gives_a_picture(ready: Path) -> None:
     opsmith.accelerate(pipeline(), folder=ready, regions="all", threads=1)
-    (made,) = ready.iterdir()
+    (made,) = [home for home in ready.iterdir() if not (home / "unet").is_symlink()]
     app = opsmith.create_stable_diffusion(made, height=32, width=24, regions="all", threads=1)
     assert {app.variants[name] for name in ("text_encoder", "unet", "vae_decoder")} == {"dynamo_compiled"}
     assert app.generate_image("a cat", "a dog", steps=2)[0].size == (24, 32)
@@ -121,3 +126,43 @@ def test_what_is_there_is_not_made_again(ready: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(vars(opsmith), "compile", never)
     opsmith.accelerate(pipeline(), folder=ready, regions="all", threads=1)
+
+
+def test_one_cache_by_content(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `accelerate` made `create_stable_diffusion` takes, with the source's own scheduler and tokenizer."""
+    opsmith.accelerate(pipeline(), folder=ready, regions="all", threads=1)
+    monkeypatch.setattr(homes, "cache", lambda: ready)
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("made again")
+
+    monkeypatch.setitem(vars(opsmith), "export", never)
+    app = opsmith.create_stable_diffusion(models.tiny_source("stable-diffusion"), regions="all", threads=1)
+    assert app.variants["unet"] == "dynamo_compiled"
+    assert app.generate_image("a cat", steps=2)[0].size == (32, 32)
+    opsmith.accelerate(pipeline(), regions="all", threads=1)  # and the other way round
+
+
+@pytest.mark.parametrize("name", ["sdxl", "controlled"])
+def test_xl_and_controlnets_are_swapped_whole(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the exported components; compiling them is the same as above."""
+    import warnings
+
+    import diffusers
+    from PIL import Image
+
+    exported = models.tiny_model(name)
+    monkeypatch.setitem(vars(opsmith), "export", lambda source, dest: shutil.copytree(exported, dest))
+    monkeypatch.setattr("opsmith.pipelines.accelerate.compile_components", lambda *_, **__: None)
+    kind = {"sdxl": "StableDiffusionXLPipeline", "controlled": "StableDiffusionControlNetPipeline"}[name]
+    pipe = getattr(diffusers, kind).from_pretrained(models.tiny_source(name))
+    pipe.set_progress_bar_config(disable=True)
+    gray = Image.linear_gradient("L").resize((32, 32)).convert("RGB")
+    options = {"image": [gray, gray], "guess_mode": True} if name == "controlled" else {}
+    before = picture(pipe, **options)
+    opsmith.accelerate(pipe, folder=tmp_path, threads=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # nothing went to the original
+        assert pictures.psnr(picture(pipe, **options), before) >= 45
+    opsmith.restore(pipe)
+    assert picture(pipe, **options).tobytes() == before.tobytes()

@@ -17,6 +17,7 @@ from opsmith import starter
 from opsmith.errors import OpsmithError
 from opsmith.pipelines import pictures
 from opsmith.pipelines.diffusion import Cancelled, DiffusionApp
+from opsmith.pipelines.diffusion.loop import Loop
 
 CLASSES = {
     "ddim": "DDIMScheduler",
@@ -24,8 +25,12 @@ CLASSES = {
     "euler": "EulerDiscreteScheduler",
     "euler_a": "EulerAncestralDiscreteScheduler",
     "dpm++": "DPMSolverMultistepScheduler",
+    "dpm++_sde": "DPMSolverMultistepScheduler",
+    "heun": "HeunDiscreteScheduler",
+    "unipc": "UniPCMultistepScheduler",
     "lcm": "LCMScheduler",
 }
+SETTINGS = {"dpm++_sde": {"algorithm_type": "sde-dpmsolver++"}}
 
 
 @functools.cache
@@ -41,7 +46,7 @@ def reference(
     pipe = getattr(diffusers, kind).from_pretrained(models.tiny_source(name), safety_checker=None)
     pipe.set_progress_bar_config(disable=True)
     if scheduler is not None:
-        config = dict(pipe.scheduler.config)
+        config = {**pipe.scheduler.config, **SETTINGS.get(scheduler, {})}
         pipe.scheduler = getattr(diffusers, CLASSES[scheduler]).from_config(config)
     return pipe
 
@@ -84,26 +89,46 @@ def test_latents_after_ten_steps_are_those_of_diffusers(scheduler: str, monkeypa
         "a red apple", num_inference_steps=10, guidance_scale=3.0, generator=torch_seed(1), output_type="latent"
     ).images
     kept: list[np.ndarray[Any, Any]] = []
-    real = DiffusionApp._denoise
+    real = Loop.denoise
 
-    def keep(self: DiffusionApp, *args: Any) -> Any:
+    def keep(self: Loop, *args: Any) -> Any:
         kept.append(real(self, *args))
         return kept[-1]
 
-    monkeypatch.setattr(DiffusionApp, "_denoise", keep)
+    monkeypatch.setattr(Loop, "denoise", keep)
     app().generate("a red apple", steps=10, guidance=3.0, seed=1, scheduler=scheduler, torch_noise=True)
     assert float(np.abs(kept[0] - expected.numpy()).max()) <= 1e-4
 
 
-def test_picture_to_picture_is_that_of_diffusers() -> None:
+@pytest.mark.parametrize(
+    "theirs, ours",
+    [
+        ({"eta": 0.6}, {"scheduler": "ddim", "eta": 0.6}),
+        ({"guidance_rescale": 0.7}, {"scheduler": "ddim", "guidance_rescale": 0.7}),
+    ],
+)
+def test_settings_of_diffusers_do_what_they_do_there(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    plain = {"guidance_scale": 6.0, "num_inference_steps": 4}
+    pipe = reference(scheduler="ddim")
+    expected, without = (
+        pipe("a red apple", generator=torch_seed(1), **plain, **given).images[0] for given in (theirs, {})
+    )
+    made = app().generate("a red apple", steps=4, guidance=6.0, seed=1, torch_noise=True, **ours)
+    assert apart(made.images[0], expected) >= 45
+    assert apart(expected, without) < 45
+    assert {k: made.settings[0][k] for k in ours} == ours
+
+
+@pytest.mark.parametrize("scheduler, steps", [("ddim", 3), ("heun", 5)])
+def test_picture_to_picture_is_that_of_diffusers(scheduler: str, steps: int) -> None:
     init = picture()
-    expected = reference("StableDiffusionImg2ImgPipeline", scheduler="ddim")(
+    expected = reference("StableDiffusionImg2ImgPipeline", scheduler=scheduler)(
         "a pear", image=init, strength=0.6, num_inference_steps=5, guidance_scale=4.0, generator=torch_seed(2)
     ).images[0]
     made = app().generate(
-        "a pear", init=init, strength=0.6, steps=5, guidance=4.0, seed=2, scheduler="ddim", torch_noise=True
+        "a pear", init=init, strength=0.6, steps=5, guidance=4.0, seed=2, scheduler=scheduler, torch_noise=True
     )
-    assert len(made.step_seconds) == 3
+    assert len(made.step_seconds) == steps
     assert apart(made.images[0], expected) >= 45
 
 
@@ -147,9 +172,9 @@ def test_other_sizes_need_no_rebuilding() -> None:
 
 def test_components_are_loaded_late_and_released() -> None:
     own = DiffusionApp(models.tiny_pipeline("dynamo"), threads=1, low_memory=True)
-    assert own._sessions == {}
+    assert own.parts.sessions == {}
     first = own.generate("a cat", steps=2)
-    assert own._sessions == {}
+    assert own.parts.sessions == {}
     assert first.images[0].tobytes() == app().generate("a cat", steps=2).images[0].tobytes()
 
 

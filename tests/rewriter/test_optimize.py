@@ -9,6 +9,7 @@ import models
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 from onnx import helper as h
@@ -17,7 +18,7 @@ import opsmith
 from opsmith import store
 from opsmith.cli import main
 from opsmith.errors import NotTheSame, OpsmithError
-from opsmith.rewriter import targets, verb
+from opsmith.rewriter import functions, targets, verb
 
 # the worked example of the documentation
 _PAGE = (Path(__file__).parents[2] / "docs" / "rules.md").read_text(encoding="utf-8")
@@ -215,3 +216,39 @@ def test_weights_of_another_file_stay_there_until_the_model_is_written(tmp_path:
     tensors = [v.const_value for v in model.graph.initializers.values() if v.const_value.size > 4096]
     assert len(tensors) == 1 and isinstance(tensors[0], ir.LazyTensor)
     np.testing.assert_array_equal(tensors[0].numpy(), np.concatenate([weights["a"], weights["b"]], axis=1))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_body_takes_plain_numbers_of_the_type_of_its_data(dtype: type) -> None:
+    body = functions.Body(opset=18, half=dtype is np.float16)
+    kind = ir.DataType.FLOAT16 if dtype is np.float16 else ir.DataType.FLOAT
+    x = ir.Value(name="x", type=ir.TensorType(kind), shape=ir.Shape([2, 3]))
+    y = body.Reshape(body.Mul(x, body.Clip(body.Add(body.Div(x, 6), 0.5), 0, 1)), [-1])
+    y.name, y.type, y.shape = "y", ir.TensorType(kind), ir.Shape([6])
+    graph = ir.Graph([x], [y], nodes=body.nodes, opset_imports={"": 18}, name="g")
+    proto = ir.to_proto(ir.Model(graph, ir_version=10))
+    given = np.linspace(-5, 5, 6).astype(dtype).reshape(2, 3)
+    (got,) = ort.InferenceSession(proto.SerializeToString()).run(None, {"x": given})
+    wanted = given.astype(np.float64) * np.clip(given.astype(np.float64) / 6 + 0.5, 0, 1)
+    np.testing.assert_allclose(got, wanted.reshape(-1), rtol=2e-3 if dtype is np.float16 else 1e-6, atol=1e-3)
+
+
+def test_the_pages_rule_with_constants_fires_and_says_why_it_does_not(tmp_path: Path) -> None:
+    rules = tmp_path / "halve.py"
+    rules.write_text(_PAGE.rpartition("```python\n")[2].partition("```")[0])
+    for divisor, wanted in ((2.0, {"Mul": 1}), (3.0, {"Div": 1})):
+        graph = h.make_graph(
+            [h.make_node("Div", ["x", "c"], ["y"])],
+            "g",
+            [h.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
+            [h.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
+            [h.make_tensor("c", TensorProto.FLOAT, [], [divisor])],
+        )
+        onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=10), tmp_path / "m.onnx")
+        result = opsmith.optimize(tmp_path / "m.onnx", tmp_path / f"{divisor}.onnx", rules=rules, timing=False)
+        assert result.after.nodes == wanted
+
+
+def test_an_op_of_numbers_alone_is_said() -> None:
+    with pytest.raises(OpsmithError, match=r"Add of numbers alone.*b\.number"):
+        functions.Body(opset=18, half=False).Add(1, 2)

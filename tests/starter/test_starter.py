@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import types
 
 import numpy as np
 import onnxruntime
@@ -94,6 +95,28 @@ def test_an_unknown_name_and_an_empty_keyword_are_clear_errors():
         starter.folder("painter")
     with pytest.raises(OpsmithError, match="empty keyword"):
         starter.writer_prompt("  ")
+
+
+def test_without_the_package_the_clone_serves_and_without_both_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(starter.importlib.util, "find_spec", lambda name: None)
+    assert starter.folder("writer").parts[-4:-2] == ("opsmith-starter", "src")
+    monkeypatch.setattr(
+        starter, "__file__", str(tmp_path / "lib" / "site-packages" / "opsmith" / "starter" / "__init__.py")
+    )
+    away, clone = tmp_path / "away", tmp_path / "a clone"
+    away.mkdir()
+    monkeypatch.chdir(away)
+    noted = types.SimpleNamespace(read_text=lambda name: None)  # by pip, of what came from an index
+    monkeypatch.setattr(starter.importlib.metadata, "distribution", lambda name: noted)
+    with pytest.raises(OpsmithError, match="not installed.*pip install ./packages/opsmith-starter"):
+        starter.folder("writer")
+    home = clone / "packages" / "opsmith-starter" / "src" / "opsmith_starter" / "writer"
+    home.mkdir(parents=True)
+    noted.read_text = lambda name: json.dumps({"url": clone.as_uri(), "dir_info": {}})  # of `pip install CLONE`
+    assert starter.folder("writer") == home
+    noted.read_text = lambda name: None
+    monkeypatch.chdir(clone)
+    assert starter.folder("writer") == home
 
 
 def test_no_torch_is_needed():

@@ -167,3 +167,9 @@ def test_optional_peers_verify_where_they_are_installed(name, tmp_path):
     folder = save(mlp(), tmp_path / "net" / "a")
     store.find_model(folder)
     assert bench(folder, peer=[name], rounds=1, processes=1, threads=1, seconds=1.0).verified
+
+
+def test_quantize_dynamic_of_onnx_runtime_is_a_peer_with_its_error(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    result = bench([save(mlp(), tmp_path / "m" / "plain")], peer=["ort-int8"], seconds=0.2, threads=1)
+    (error,) = result["ort-int8"].errors
+    assert 1e-4 < error.max_abs / error.scale < 0.1

@@ -92,7 +92,8 @@ def _append(node: Node) -> list[Abstract]:
     return [abstract(past.dtype, [past.dims[0], past.dims[1], maximum(past.dims[2], total), past.dims[3]])]
 
 
-@infers("opsmith::CacheRows")
+@infers("opsmith::CacheRows", "opsmith::CacheRowsAsFloat")
 def _rows(node: Node) -> list[Abstract]:
     cache = node.input(0)
-    return [abstract(cache.dtype, [*cache.dims[:2], total_rows(node, 1), *cache.dims[3:]])]
+    dtype = DataType.FLOAT if node.op == "CacheRowsAsFloat" else cache.dtype
+    return [abstract(dtype, [*cache.dims[:2], total_rows(node, 1), *cache.dims[3:]])]

@@ -139,11 +139,23 @@ def _fold(node: Node, operator: ops.Operator, x: Sequence[Scalar], dtype: DataTy
     return ops.on_reals(operator.on_reals, reals, dtype != DataType.DOUBLE)
 
 
+def _cast_to_integer(x: Scalar, dtype: DataType) -> Scalar | None:
+    """None where the number may not fit: sizes know no narrow or unsigned arithmetic."""
+    if x.value is not None and math.isfinite(x.value):
+        number = int(x.value)
+        signed = dtype.name.startswith("INT")
+        low, high = (-(1 << dtype.bitwidth - 1), 1 << dtype.bitwidth - 1) if signed else (0, 1 << dtype.bitwidth)
+        return as_size(number) if low <= number < high else None
+    if dtype not in (DataType.INT64, DataType.INT32):
+        return None
+    if isinstance(x, Size):
+        return x
+    return apply("to_integer" if dtype == DataType.INT64 else "to_int32", x)
+
+
 def _cast(x: Scalar, dtype: DataType) -> Scalar | None:
     if dtype in INTEGERS:
-        if isinstance(x, Size):
-            return x
-        return as_size(int(x.value)) if x.value is not None and math.isfinite(x.value) else apply("to_integer", x)
+        return _cast_to_integer(x, dtype)
     if dtype == DataType.BOOL:
         return as_size(int(x.value != 0)) if isinstance(x, Size) and x.value is not None else None
     if isinstance(x, Real):

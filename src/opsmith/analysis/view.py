@@ -97,6 +97,8 @@ def _flatten(node: Node) -> list[Abstract]:
 def _squeeze(node: Node) -> list[Abstract]:
     source = node.input(0)
     given = axes_of(node, 1)
+    if given is not None and not given:
+        raise Unsupported("Squeeze by no axes: ONNX keeps all dims, ONNX Runtime drops those of 1")
     if given is None:
         if any(d.value is None for d in source.dims):
             check_rank(source.dims)

@@ -236,7 +236,7 @@ def transposed_image_window(node: Node, dims: Sequence[Size], kernel: list[int])
         if total is None:
             raise Unsupported("the padding depends on a dynamic size")
         total = max(0, total)
-        window.out.append(size)
+        window.out.append(size if wanted is not None else full - total)  # a short kernel leaves nothing to cut off
         window.pads.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
     if any(p < 0 for p in window.pads):
         raise Unsupported("negative padding")
@@ -260,6 +260,7 @@ def transposed_window(node: Node) -> tuple[Window, int]:
         if shape is not None or mode in ("SAME_UPPER", "SAME_LOWER"):
             size = as_size(int(shape[i])) if shape is not None else x.dims[2 + i] * strides[i]
             first, last = _same_padding(full - size, mode)
+            size = size if shape is not None else full - first - last
         else:
             first, last = (ZERO, ZERO) if mode == "VALID" else (as_size(pads[i]), as_size(pads[spatial + i]))
             size = full - first - last

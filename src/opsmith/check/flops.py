@@ -185,14 +185,18 @@ def _inferred(proto: onnx.ModelProto, wanted: Sequence[generate.Input], dims: Ma
     return values
 
 
+def _bits(kind: int) -> int:
+    """Of one element; a string's are not counted."""
+    return ir.DataType(kind).bitwidth if kind != onnx.TensorProto.STRING else 0
+
+
 def _collect(graph: onnx.GraphProto, values: _Known) -> None:
     for value in (*graph.value_info, *graph.input, *graph.output):
         tensor = value.type.tensor_type
         if tensor.elem_type and tensor.HasField("shape") and all(d.HasField("dim_value") for d in tensor.shape.dim):
-            bits = ir.DataType(tensor.elem_type).bitwidth if tensor.elem_type != onnx.TensorProto.STRING else 0
-            values[value.name] = tuple(d.dim_value for d in tensor.shape.dim), bits
+            values[value.name] = tuple(d.dim_value for d in tensor.shape.dim), _bits(tensor.elem_type)
     for tensor in graph.initializer:
-        values[tensor.name] = tuple(tensor.dims), ir.DataType(tensor.data_type).bitwidth
+        values[tensor.name] = tuple(tensor.dims), _bits(tensor.data_type)
     for node in graph.node:
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):

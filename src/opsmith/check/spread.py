@@ -3,7 +3,7 @@
 A step (a quantizer, a rounding, a comparison) turns a difference of the last bit into one of a whole step, and the next
 layers amplify it: a quantized model differs from itself by a tenth of its output when ONNX Runtime's optimizations are
 switched off. So the source is run again with its optimizations off, with its inputs an ulp away, and with what enters its
-steps a few ulps away. What these runs differ by is its spread; a variant may differ from it by twice as much, in every
+steps a few ulps away; a model without steps, of which degenerate inputs are asked, with its sums a few ulps away. What these runs differ by is its spread; a variant may differ from it by twice as much, in every
 statistic: the largest difference, the mean square, and the systematic parts that rounding does not have (offset, gain),
 over all elements and over the worst slice of every axis, where a wrong channel shows.
 """
@@ -37,6 +37,8 @@ STEPS = {
     "GreaterOrEqual", "LessOrEqual", "Equal", "NonMaxSuppression", "NonZero", "Unique", "Hardmax", "DynamicQuantizeMatMul",
     "DynamicQuantizeLSTM", "MatMulIntegerToFloat", "QAttention", "QGemm", "MatMulNBits", "ThresholdedRelu", "Shrink",
 }  # fmt: skip
+# Operators whose results are sums, which another order moves by a few ulps.
+SUMS = {"Conv", "ConvTranspose", "MatMul", "Gemm"}
 _INTEGERS = {onnx.TensorProto.DataType.Value(f"{u}INT{b}") for u in ("", "U") for b in (8, 16, 32, 64)}
 _HALVES = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 _EPSILON = {
@@ -91,7 +93,8 @@ class Run:
 def runs(steps: bool) -> tuple[list[Run], list[Run]]:
     """Those that must be made, one of each kind, and further ones."""
     moved = [Run("inputs an ulp away", seed=s) for s in SEEDS[:2]]
-    shaken = [Run("steps a few ulps away", edit=_shaken(s)) for s in SEEDS] if steps else []
+    what = "steps" if steps else "sums"
+    shaken = [Run(f"{what} a few ulps away", edit=_shaken(s, sums=not steps)) for s in SEEDS]
     return [Run("optimizations off", optimize=False), *moved[:1], *shaken[:1]], [*moved[1:], *shaken[1:]]
 
 
@@ -114,7 +117,7 @@ def answers(
             return
         running = None  # one session at a time
         try:
-            running = session.load(path, threads=threads, optimize=run.optimize, edit=run.edit)
+            running = session.load(path, threads=threads, optimize=run.optimize, edit=run.edit, lean=True)
             for index, (feed, usual) in enumerate(feeds):
                 moved = dict(feed)
                 if run.seed is not None:
@@ -138,14 +141,14 @@ def _ulp_away(array: Any, seed: int, usual: float | None, ulp: float | None) -> 
     return np.where(away == 0, array, np.nextafter(array, np.copysign(np.inf, away).astype(array.dtype)))
 
 
-def _shaken(seed: int) -> Callable[[onnx.ModelProto], None]:
-    """An edit that multiplies what enters each step by 1 plus or minus a few ulps."""
+def _shaken(seed: int, sums: bool) -> Callable[[onnx.ModelProto], None]:
+    """An edit that multiplies what enters each step, or each sum, by 1 plus or minus a few ulps."""
 
     def edit(proto: onnx.ModelProto) -> None:
         inferred = bounds.infer_shapes(proto)
         kinds: dict[str, int] = {}
         _collect(inferred.graph, kinds)
-        _shake(proto.graph, kinds, np.random.default_rng(seed))
+        (_shake_sums if sums else _shake)(proto.graph, kinds, np.random.default_rng(seed))
 
     return edit
 
@@ -171,6 +174,21 @@ def _shake(graph: onnx.GraphProto, kinds: Mapping[str, int], rng: np.random.Gene
             nodes += _shaker(node.input[0], name, kind, float(rng.integers(1 << 20)))
             node.input[0] = name
         nodes.append(node)
+    _replace_nodes(graph, nodes)
+
+
+def _shake_sums(graph: onnx.GraphProto, kinds: Mapping[str, int], rng: np.random.Generator) -> None:
+    """Those of the main graph."""
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        nodes.append(node)
+        if node.op_type in SUMS and (kind := kinds.get(node.output[0], 0)) in _EPSILON:
+            result, node.output[0] = node.output[0], f"{node.output[0]}.sum"
+            nodes += _shaker(node.output[0], result, kind, float(rng.integers(1 << 20)))
+    _replace_nodes(graph, nodes)
+
+
+def _replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
     kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
     del graph.node[:]
     graph.node.extend(kept)

@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from opsmith import progress, session, store
 from opsmith.check import inputs as generate
-from opsmith.check import spread
+from opsmith.check import match_values, spread
 from opsmith.check.feed import Given, bound_by, fitted, judged_feed
 from opsmith.check.inputs import Array, Dims, Fixed
 from opsmith.check.values import free_floats, random_inputs
@@ -95,6 +95,7 @@ class Case:
     outputs: tuple[OutputCheck, ...] = ()
     problem: str | None = None  # B did not run at all
     inputs: Mapping[str, Array] | None = dataclasses.field(default=None, repr=False)  # unless all is within tolerance
+    relative: bool = False  # atol counts in units of the reference's largest element, as for large inputs
 
     @property
     def ok(self) -> bool:
@@ -109,7 +110,7 @@ class Parting:
     node_a: str
     node_b: str
     check: OutputCheck
-    compared: int  # values that both models name
+    compared: int  # values that both models name, or that hold the same in both where no name is shared
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -335,7 +336,7 @@ def _answers(
     answers: list[_Answer] = []
     refused: list[str] = []
     with progress.task("verify: reference", len(feeds)) as step:
-        running = session.load(path, threads=threads)
+        running = session.load(path, threads=threads, lean=True)
         todo = list(feeds)
         while todo:
             feed = todo.pop(0)
@@ -367,7 +368,7 @@ def _cases(
     """B against the answers of A, whose OUTPUTS have these names, and against stored outputs."""
     found: list[_Compared] = []
     with progress.task("verify: variant", len(answers)) as step:
-        running = session.load(path, threads=threads, provider=provider)
+        running = session.load(path, threads=threads, provider=provider, lean=True)
         order = [o.name for o in running.get_outputs()]
         for index, answer in enumerate(answers):
             feed = answer.feed
@@ -383,15 +384,12 @@ def _cases(
                 )
                 continue
             case = _case(feed, feed.name, dict(zip(outputs, answer.outputs)), actual, tolerance)
-            held = (
-                None
-                if case.ok
-                else {n: _keep(kept, len(answers) + index, i, o) for i, (n, o) in enumerate(actual.items())}
-            )
+            held = None if case.ok else _keep_all(kept, len(answers) + index, actual)
             found.append(_Compared(case, answer, held))
             if feed.stored is not None and feed.stored.outputs:
                 against = _case(feed, f"{feed.name}{STORED}", feed.stored.outputs, actual, tolerance)
-                found.append(_Compared(against, answer, None if against.ok else actual))
+                again = None if against.ok else held or _keep_all(kept, len(answers) + index, actual)
+                found.append(_Compared(against, answer, again))
     return found
 
 
@@ -428,11 +426,18 @@ def _own_spread(
         feeds = [(a.feed.inputs, a.feed.usual) for a in answers]
         for index, values in spread.answers(path, feeds, steps, threads, ulp):
             answer = answers[index]
-            for name, reference, value in zip(outputs, answer.outputs, values):
-                found = spread.statistics(reference, value) if isinstance(value, np.ndarray) else None
-                for key in [id(answer)] if answer.feed.degenerate else [id(answer), None]:
-                    _widen(own.setdefault(key, {}).setdefault(name, {}), found or {})
+            found = _statistics(answer, outputs, values)
+            del values  # the memory of their session goes with them, before the next session runs
+            for key in [id(answer)] if answer.feed.degenerate else [id(answer), None]:
+                for name, sizes in found.items():
+                    _widen(own.setdefault(key, {}).setdefault(name, {}), sizes)
     return own
+
+
+def _statistics(answer: _Answer, outputs: Sequence[str], values: Sequence[Any]) -> _Statistics:
+    """How far VALUES are from an answer; nothing of what cannot be compared."""
+    triples = zip(outputs, answer.outputs, values)
+    return {n: spread.statistics(a, b) or {} if isinstance(b, np.ndarray) else {} for n, a, b in triples}
 
 
 def _widen(sizes: dict[str, float], others: Mapping[str, float]) -> None:
@@ -464,8 +469,9 @@ def _within_spread(compared: _Compared, outputs: Sequence[str], own: Mapping[str
 def _case(
     feed: _Feed, name: str, expected: Mapping[str, Any], actual: Mapping[str, Any], tolerance: _Tolerance
 ) -> Case:
-    checks = _compare_all(expected, actual, tolerance, relative=feed.degenerate == "large")
-    return Case(name, feed.dims, checks, inputs=None if all(c.ok for c in checks) else feed.inputs)
+    relative = feed.degenerate == "large"
+    checks = _compare_all(expected, actual, tolerance, relative)
+    return Case(name, feed.dims, checks, inputs=None if all(c.ok for c in checks) else feed.inputs, relative=relative)
 
 
 def _stored_cases(a: store.ModelLike, b: store.ModelLike | None) -> list[store.TestData]:
@@ -548,10 +554,14 @@ def _reason(error: OpsmithError) -> str:
 def _keep(folder: Path, case: int, index: int, output: Any) -> Any:
     """Large arrays go to disk and come back memory-mapped, so that they do not crowd out the second model."""
     if not isinstance(output, np.ndarray) or output.nbytes < 1 << 20 or output.dtype.kind not in "fiubc":
-        return output
+        return session.detached(output)
     path = folder / f"{case}_{index}.npy"
     np.save(path, output)
     return np.load(path, mmap_mode="r")
+
+
+def _keep_all(folder: Path, case: int, outputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _keep(folder, case, i, output) for i, (name, output) in enumerate(outputs.items())}
 
 
 # --- comparing arrays -------------------------------------------------------------------------------------
@@ -560,7 +570,7 @@ def _keep(folder: Path, case: int, index: int, output: Any) -> Any:
 def _compare_all(
     expected: Mapping[str, Any], actual: Mapping[str, Any], tolerance: _Tolerance, relative: bool = False
 ) -> tuple[OutputCheck, ...]:
-    """RELATIVE: atol counts in units of the reference's largest element, as for large inputs."""
+    """RELATIVE: as `Case` says."""
     checks: list[OutputCheck] = []
     for name, reference in expected.items():
         if name not in actual:
@@ -568,6 +578,12 @@ def _compare_all(
         used = _scaled(tolerance, reference) if relative and isinstance(reference, np.ndarray) else tolerance
         checks += _compare_any(name, reference, actual[name], used)
     return tuple(checks)
+
+
+def compare_value(case: Case, reference: Array, actual: Array, *, bound: float | None, name: str) -> OutputCheck:
+    """A value inside a model, held to what the outputs of CASE are held to."""
+    used = _scaled(_Tolerance(bound=bound), reference) if case.relative else _Tolerance(bound=bound)
+    return compare_arrays(reference, actual, rtol=used.rtol, atol=used.atol, bound=used.bound, name=name)
 
 
 def _scaled(tolerance: _Tolerance, reference: Array) -> _Tolerance:
@@ -759,7 +775,7 @@ def _bisect(
     shared = [name for name in made_a if name in made_b]
     outputs = {value.name for value in model_a.graph.outputs}
     if not set(shared) - outputs:
-        return None, "the two models share no names of intermediate values, only outputs: nothing to walk along"
+        return _part_by_values(path_a, path_b, model_a, model_b, feed, tolerance, threads)
     low, high = 0, len(shared)  # the first differing value lies in shared[low:high]
     differing: OutputCheck | None = None
     while True:
@@ -781,6 +797,52 @@ def _bisect(
         if high - low <= 1 or step == 1:
             break
     return Parting(differing.name, made_a[differing.name], made_b[differing.name], differing, len(shared)), None
+
+
+def _part_by_values(
+    path_a: Path,
+    path_b: Path,
+    model_a: ir.Model,
+    model_b: ir.Model,
+    feed: Mapping[str, Array],
+    tolerance: _Tolerance,
+    threads: int | None,
+) -> tuple[Parting | None, str | None]:
+    """Graphs of two exporters share no names: what holds the same numbers is the same value."""
+    made_a, made_b = _producers(model_a), _producers(model_b)
+
+    def check(name: str, expected: Any, actual: Any) -> OutputCheck:
+        return next(iter(_compare_any(name, expected, actual, tolerance)))
+
+    with tempfile.TemporaryDirectory(prefix="opsmith-verify-") as kept:
+        values_a = _fetch_all(path_a, feed, list(made_a), threads, Path(kept) / "a")
+        values_b = _fetch_all(path_b, feed, list(made_b), threads, Path(kept) / "b")
+        found = match_values.match(model_a, model_b, values_a, values_b, lambda name, x, y: check(name, x, y).ok)
+        if found.parting is not None:
+            a, b = found.parting
+            differing = check(a, values_a[a], values_b[b])
+            return Parting(
+                a, made_a[a], made_b[b], differing, len(found.equals)
+            ), "matched by values: no names are shared"
+    if found.last is None:
+        return None, "the two models share no names of intermediate values, and none holds the same numbers in both"
+    a, b = found.last
+    return None, (
+        f"no names are shared; {len(found.equals)} values are the same in both, the last of them {a} ({made_a[a]}) as {b} "
+        f"({made_b[b]}); behind it the graphs differ in structure"
+    )
+
+
+def _fetch_all(
+    path: Path, feed: Mapping[str, Array], names: Sequence[str], threads: int | None, kept: Path
+) -> dict[str, Any]:
+    """All values, a few at a time, kept in files."""
+    values: dict[str, Any] = {}
+    for begin in range(0, len(names), PROBES):
+        folder = kept / str(begin)
+        folder.mkdir(parents=True)
+        values |= _fetch(path, feed, names[begin : begin + PROBES], threads, folder)
+    return values
 
 
 def _producers(model: ir.Model) -> dict[str, str]:

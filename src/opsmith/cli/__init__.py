@@ -17,18 +17,19 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any, get_type_hints
+from types import FrameType, ModuleType
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 import typer.core
+from typer.models import ArgumentInfo, OptionInfo
 
 from opsmith import settings
 from opsmith._version import __version__
 from opsmith.cli import console
 from opsmith.errors import OpsmithError
 
-_HELPERS = {"console"}
+_HELPERS = {"console", "options"}
 _COMMON: dict[str, Any] = {  # of every command
     "as_json": typer.Option("--json", help="Print the result as JSON (docs/json.md)."),
     "quiet": typer.Option("--quiet", "-q", help="Print only what a script needs."),
@@ -48,6 +49,22 @@ def _without_types(params: list[Any]) -> list[Any]:
         if getattr(param, "is_flag", False):
             param.metavar = ""
     return params
+
+
+_WORDS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+
+
+def _alike(name: str, hint: Any) -> None:
+    """Values are written alike in every help: arguments in capitals, options in words instead of Python's types."""
+    kind, *infos = get_args(hint)
+    # X, X | None, list[X] | None
+    kinds = [kind, *get_args(kind), *(inner for outer in get_args(kind) for inner in get_args(outer))]
+    word = next((_WORDS[k] for k in kinds if k in _WORDS), None)
+    for info in infos:
+        if isinstance(info, ArgumentInfo):
+            info.metavar = info.metavar or name.upper()
+        elif isinstance(info, OptionInfo) and word is not None and info.metavar is None:
+            info.metavar = word
 
 
 class _Command(typer.core.TyperCommand):
@@ -127,6 +144,8 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 
     own = signature(command)
     hints = get_type_hints(command, include_extras=True)
+    for name in own.parameters:
+        _alike(name, hints[name])
     params = [p.replace(annotation=hints[p.name]) for p in own.parameters.values()]
     common = {name: Annotated[bool, option] for name, option in _COMMON.items()}
     keyword = Parameter.KEYWORD_ONLY
@@ -159,13 +178,27 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
 def _listen() -> None:
     """From here on a command may have begun something: signals unwind it. Before, the handler of `__main__` just ends."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminate)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            earlier = signal.getsignal(number)
+            if getattr(earlier, "func", None) is _unwind:
+                continue
+            signal.signal(number, functools.partial(_unwind, earlier if callable(earlier) else None))
 
 
-def _terminate(number: int, frame: object) -> None:
-    """A polite kill cleans up as Ctrl-C does."""
+def _unwind(earlier: Callable[[int, FrameType | None], Any] | None, number: int, frame: FrameType | None) -> None:
+    """A polite kill cleans up as Ctrl-C does. Modules that are being imported may turn an interrupt into an error of theirs:
+    there the EARLIER handler decides."""
+    if earlier is not None and earlier is not signal.default_int_handler and _importing(frame):
+        earlier(number, frame)
     raise KeyboardInterrupt(number)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "importlib._bootstrap":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def main(args: list[str] | None = None) -> Any:

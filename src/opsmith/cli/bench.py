@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from opsmith.cli import console
+from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
 from opsmith.measure.units import duration, faster, size
 from opsmith.timing import peers
@@ -44,20 +44,15 @@ def command(
         list[str] | None,
         typer.Option(help=f"Another runtime on the first model: {', '.join(peers.NAMES)}; repeatable."),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads for every variant; default all cores.")] = None,
+    threads: options.Threads = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds in all; default from --seconds, 10 to 40.")] = None,
-    processes: Annotated[int | None, typer.Option(help="Times each process is started anew; default up to 5.")] = None,
-    seconds: Annotated[float, typer.Option(help="Time to spend on measuring, about.")] = 30.0,
-    shape: Annotated[
-        list[str] | None, typer.Option(help="Random inputs of this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
-    ] = None,
-    given: Annotated[
-        list[str] | None,
-        typer.Option("--input", help="Values of inputs: FILE.npz, NAME=16000, NAME=1,2 or NAME=FILE.npy; repeatable."),
-    ] = None,
+    processes: options.Processes = None,
+    seconds: options.Seconds = 30.0,
+    shape: options.Shape = None,
+    given: options.Inputs = None,
     seed: Annotated[int, typer.Option(help="Seed of random inputs and of the order of turns.")] = 0,
-    rtol: Annotated[float | None, typer.Option(help="Relative tolerance of outputs; default 1e-3 for fp32.")] = None,
-    atol: Annotated[float | None, typer.Option(help="Absolute tolerance of outputs; default 1e-4 for fp32.")] = None,
+    rtol: options.Rtol = None,
+    atol: options.Atol = None,
     via: Annotated[
         str | None, typer.Option(help="ep: the first plain model once more, through the execution provider.")
     ] = None,

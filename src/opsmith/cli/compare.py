@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from opsmith.cli import bench as bench_command
-from opsmith.cli import console
+from opsmith.cli import console, options
 from opsmith.cli import profile as profile_command
 from opsmith.measure.units import size
 
@@ -37,14 +37,12 @@ def command(
     a: Annotated[Path, typer.Argument(help="The variant to start from.")],
     b: Annotated[Path, typer.Argument(help="The variant to compare with it.")],
     nodes: Annotated[int, typer.Option(help="How many groups of nodes to show.")] = 10,
-    threads: Annotated[int | None, typer.Option(help="Threads; default all cores.")] = None,
-    seconds: Annotated[float, typer.Option(help="Time to spend on measuring, about.")] = 10.0,
-    shape: Annotated[
-        list[str] | None, typer.Option(help="Random inputs of this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
-    rtol: Annotated[float | None, typer.Option(help="Relative tolerance of outputs; default 1e-3 for fp32.")] = None,
-    atol: Annotated[float | None, typer.Option(help="Absolute tolerance of outputs; default 1e-4 for fp32.")] = None,
+    threads: options.Threads = None,
+    seconds: options.Seconds = 10.0,
+    shape: options.Shape = None,
+    seed: options.Seed = 0,
+    rtol: options.Rtol = None,
+    atol: options.Atol = None,
 ) -> None:
     """What changed from A to B: operators, outputs, speed, and where the time went; exit code 1 if outputs differ."""
     from opsmith.check import inputs

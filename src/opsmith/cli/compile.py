@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opsmith.cli import console
+from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
 from opsmith.measure.units import duration, faster
 
@@ -69,6 +69,9 @@ def command(
         float | None,
         typer.Option("--max-error", help="With --precision auto: of each output's scale.", show_default="0.02"),
     ] = None,
+    cache: Annotated[
+        str, typer.Option("--cache", help="How a decoder stores its KV cache: fp32, or fp16 in half the memory.")
+    ] = "fp32",
     compiler: Annotated[
         str | None, typer.Option("--compiler", help="g++, clang++ or zig; found in this order.")
     ] = None,
@@ -105,9 +108,7 @@ def command(
         bool,
         typer.Option("--ep", help="For the execution provider: writes the folder SRC.opsmith; SRC stays as it is."),
     ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace DEST even if it was made from another model.")
-    ] = False,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Compile a model's graph, or chosen parts of it, into one native library that ONNX Runtime loads."""
     from opsmith.check.feed import parse_given
@@ -125,7 +126,7 @@ def command(
             source,
             dest,
             shape,
-            dry_run or emit_only,
+            dry_run or emit_only or cache != "fp32",
             regions=regions,
             search=search,
             strict=strict,
@@ -150,6 +151,7 @@ def command(
         strict=strict,
         precision=precision,
         max_error=max_error,
+        cache=cache,
         cpu=cpu,
         os=system,
         glibc=glibc,
@@ -183,7 +185,7 @@ def _compile_for_provider(
     from opsmith import provider, store
 
     if dest is not None or shape or writes_nothing:
-        raise OpsmithError("--ep excludes DEST, --shape, --dry-run and --emit-only: the model stays as it is")
+        raise OpsmithError("--ep excludes DEST, --shape, --cache, --dry-run and --emit-only: the model stays as it is")
     result = provider.compile_ep(source, **options)
     folder = provider.sidecar(store.find_model(source))
     session = result.remarks if not result.regions else provider.explain_session(source)
@@ -306,6 +308,10 @@ def _say_tuning(tuning: Tuning) -> None:
         f"tuned{stopped}: {tuning.measured} distinct kernel calls measured, {tuning.known} known before; {tuning.changed} calls changed, "
         f"their kernels take {tuning.after * 1e3:.2f} ms instead of {tuning.before * 1e3:.2f}"
     )
+    if tuning.disturbed:
+        console.say(
+            f"other programs disturbed {tuning.disturbed} of these measurements: used now, taken anew next time"
+        )
 
 
 def default_dest(source: str) -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from opsmith.cli import console
+from opsmith.cli import console, options
 from opsmith.measure.units import size
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def command(
         list[str] | None, typer.Option(help="Run the model on this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random inputs and weights.")] = 0,
-    threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
+    threads: options.Threads = None,
 ) -> None:
     """Cut parts of a real model, with the tensors that flow there, into small models for tests and tuning."""
     from opsmith.check import inputs

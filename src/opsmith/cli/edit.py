@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opsmith.cli import console
+from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from opsmith.pipelines.edit import Area
     from opsmith.pipelines.masks import Mask
 
 PANEL = "Applications"
@@ -20,6 +21,8 @@ ORDER = 72
 JSON = {
     "written": "the files: overlay, edited picture, mask, sheet",
     "selected": "share of the picture",
+    "painted": "share of the picture that may change; the rest is byte-equal",
+    "grown": "pixels by which that is larger than the selection",
     "box": "left, top, right, bottom",
     "settings": "all that makes it again",
 }
@@ -66,10 +69,14 @@ def command(
             "--fill", help="For remove: painted by the pipeline (if it can), or smooth, from the surroundings."
         ),
     ] = None,
+    grow: Annotated[
+        int | None,
+        typer.Option("--grow", help="For replace and remove: how many pixels around the selection are painted too."),
+    ] = None,
     steps: Annotated[int, typer.Option("--steps", help="Denoising steps.")] = 25,
     guidance: Annotated[float | None, typer.Option("--guidance", help="The pipeline's own, else 7.5.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="The same seed paints the same.")] = 0,
-    threads: Annotated[int | None, typer.Option("--threads", help="Threads of the sessions.")] = None,
+    threads: options.Threads = None,
 ) -> None:
     """Change a part of a picture; without --change only show what is selected."""
     from opsmith import machine, progress
@@ -77,11 +84,8 @@ def command(
     from opsmith.pipelines.diffusion import DiffusionApp
     from opsmith.starter import in_use
 
-    if sum(x is not None for x in (select, mask, box)) != 1:
-        raise OpsmithError("one selection is needed", "--select WORDS, --mask FILE or --box L,T,R,B")
+    _check(select, mask, box, steps)
     wanted = grammar.parse(change) if change is not None else None
-    if steps < 1:
-        raise OpsmithError(f"{steps} steps are not possible", "give 1 or more")
     target = pictures.check_target(out or image.with_name(f"{image.stem}_edited.png"))
     picture = pictures.read(image)
     settings: dict[str, Any] = {"source": image.name, "change": change, "select": select, "box": box}
@@ -98,7 +102,10 @@ def command(
         home = model or in_use.folder("pictures")
         app, how = edit.painter(wanted, lambda: DiffusionApp(home, variant=variant, threads=threads), fill)
         settings |= {"fill": "painted" if app else "smooth"} if wanted.kind == "remove" else {}
-    shown = masks.overlay(picture, selection)
+    touched = edit.area(selection, wanted, grow) if wanted is not None else edit.Area(selection.soft, 0)
+    settings |= {"painted": round(touched.share, 4), "grown": touched.grown}
+    prompt = prompt if prompt is not None or wanted is None else edit.prompt_of(wanted, pictures.settings_of(image))
+    shown = masks.overlay(picture, selection, touched.soft)
     beside = {name: target.with_name(f"{target.stem}_{name}.png") for name in ("overlay", "mask", "sheet")}
     written: list[Path] = []
 
@@ -109,13 +116,13 @@ def command(
 
     # The overlay comes first, so that it can be looked at while a model paints.
     save(shown, beside["overlay"])
-    _tell_selected(selection)
-    if how:
-        console.remark(how)
+    _tell_selected(selection, touched, how)
     _tell_doubt(selection, beside["overlay"], refuse=wanted is not None and not anyway)
     told = {
         "written": written,
         "selected": float(selection.hard.mean()),
+        "painted": touched.share,
+        "grown": touched.grown,
         "box": selection.box,
         "sure": selection.sure,
         "settings": settings,
@@ -134,11 +141,12 @@ def command(
             steps=steps,
             guidance=guidance,
             seed=seed,
+            grow=grow,
             callback=lambda done, total, _: step(f"step {done} of {total}"),
         )
     settings.update({"kind": wanted.kind, "seed": seed}, **(made.settings[0] if made is not None else {}))
     save(edited, target)
-    save(selection.image, beside["mask"])
+    save(masks.Mask(touched.soft > 0, touched.soft).image, beside["mask"])
     save(pictures.sheet([picture, shown, edited], ["before", select or "selection", change or ""]), beside["sheet"])
     console.answer(told, lambda: None)
 
@@ -165,9 +173,21 @@ def _select_by_words(
     }
 
 
-def _tell_selected(selection: Mask) -> None:
+def _check(select: str | None, mask: Path | None, box: str | None, steps: int) -> None:
+    if sum(x is not None for x in (select, mask, box)) != 1:
+        raise OpsmithError("one selection is needed", "--select WORDS, --mask FILE or --box L,T,R,B")
+    if steps < 1:
+        raise OpsmithError(f"{steps} steps are not possible", "give 1 or more")
+
+
+def _tell_selected(selection: Mask, touched: Area, how: str) -> None:
     sure = "" if selection.sure is None else f", {selection.sure:.0%} sure"
     console.remark(f"selected: {selection.hard.mean():.1%} of the picture, within {selection.box}{sure}")
+    if touched.grown:
+        around = f"the selection and {touched.grown} pixels around it"
+        console.remark(f"painted: {touched.share:.1%} of the picture, {around}")
+    if how:
+        console.remark(how)
 
 
 def _tell_doubt(selection: Mask, overlay: Path, refuse: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opsmith.cli import console
+from opsmith.cli import console, options
 from opsmith.measure.units import size
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ JSON = {
 }
 EXAMPLES = (
     "opsmith export openai-community/gpt2 models/gpt2",
-    "opsmith export ./my-bert models/bert --exporter torchscript",
+    "opsmith export ./my-bert models/bert --exporter torchscript --shape batch=1 --opset 17",
 )
 
 
@@ -42,12 +42,17 @@ def command(
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of random weights and of the test data.")] = 0,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace DEST even if it was made from another model.")
-    ] = False,
+    opset: Annotated[
+        int | None, typer.Option(help="ONNX opset of the graph; the exporter's own (18 or newer) by default.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option("--shape", help="Fix a dim: SYMBOL=32 or NAME=1x32; repeatable.")
+    ] = None,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Export a model to ONNX with test data, proved equal to PyTorch."""
     import opsmith
+    from opsmith.check.inputs import parse_fixed
 
     result = opsmith.export(
         source,
@@ -57,6 +62,8 @@ def command(
         random_weights=random_weights,
         seed=seed,
         revision=revision,
+        opset=opset,
+        shapes=parse_fixed(shape or []),
         verbose=console.verbose,
     )
     console.answer(result, lambda: _print(result), written=result.folder)

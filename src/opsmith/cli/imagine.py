@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from opsmith.cli import console
+from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
 from opsmith.measure.units import size
 
@@ -34,11 +34,12 @@ def command(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The PNG to write; several get a number.", dir_okay=False)
     ] = Path("picture.png"),
-    model: Annotated[
-        Path | None, typer.Option("--model", "-m", help="A pipeline folder; the starter's by default.")
-    ] = None,
+    model: options.Pipeline = None,
     variant: Annotated[
         str | None, typer.Option("--variant", help="A variant of its components; the newest compiled one by default.")
+    ] = None,
+    vae: Annotated[
+        Path | None, typer.Option("--vae", help="A folder with another autoencoder, exported: TAESD is the quick one.")
     ] = None,
     negative: Annotated[str, typer.Option("--negative", help="What the picture does not show.")] = "",
     steps: Annotated[int, typer.Option("--steps", help="Denoising steps.")] = 25,
@@ -52,18 +53,68 @@ def command(
     n: Annotated[int, typer.Option("--n", help="How many pictures.")] = 1,
     batch: Annotated[int, typer.Option("--batch", help="How many of them at a time.")] = 1,
     scheduler: Annotated[
-        str | None, typer.Option("--scheduler", help="ddim, pndm, euler, euler_a, dpm++, dpm++_karras or lcm.")
+        str | None,
+        typer.Option(
+            "--scheduler",
+            help="ddim, pndm, euler, euler_a, heun, dpm++, dpm++_karras, dpm++_sde, unipc or lcm.",
+        ),
     ] = None,
+    sigmas: Annotated[
+        str | None, typer.Option("--sigmas", help="How noise falls: karras, exponential or beta.")
+    ] = None,
+    eta: Annotated[float, typer.Option("--eta", help="With ddim: the share of fresh noise, 0 to 1.")] = 0.0,
+    guidance_rescale: Annotated[
+        float, typer.Option("--guidance-rescale", help="0 to 1: takes back the spread that guidance adds.")
+    ] = 0.0,
+    lora: Annotated[
+        list[str] | None, typer.Option("--lora", help="FILE[:scale], a .safetensors LoRA; several times for several.")
+    ] = None,
+    plain_prompt: Annotated[
+        bool, typer.Option("--plain-prompt", help="Brackets are text, and 75 tokens are all, as in diffusers.")
+    ] = False,
     init: Annotated[Path | None, typer.Option("--init", help="Start from this picture.")] = None,
     strength: Annotated[
         float | None, typer.Option("--strength", help="With --init: how much of it changes, 0 to 1.")
     ] = None,
     mask: Annotated[Path | None, typer.Option("--mask", help="With --init: white parts are painted anew.")] = None,
+    control: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--control",
+            metavar="FILE[:SCALE]",
+            help="A picture that a ControlNet of the pipeline follows; once for each of them.",
+        ),
+    ] = None,
+    guess: Annotated[bool, typer.Option("--guess", help="With --control: diffusers' guess mode.")] = False,
     torch_noise: Annotated[
         bool, typer.Option("--torch-noise", help="Draw noise as diffusers does, with torch's generator.")
     ] = False,
     low_memory: Annotated[bool, typer.Option("--low-memory", help="Keep one component in memory at a time.")] = False,
-    threads: Annotated[int | None, typer.Option("--threads", help="Threads of the sessions.")] = None,
+    fast: Annotated[
+        int,
+        typer.Option("--fast", help="Approximate presets: 1, 2 or 3, each faster and further from the plain picture."),
+    ] = 0,
+    reuse: Annotated[
+        int | None, typer.Option("--reuse", help="Compute deep features in every N-th step only; --fast has its own.")
+    ] = None,
+    guided: Annotated[
+        float | None,
+        typer.Option("--guided", help="The share of the steps that is guided, 0 to 1; --fast has its own."),
+    ] = None,
+    explained: Annotated[
+        bool, typer.Option("--explain", help="Only say what is computed once, reused or left out.")
+    ] = False,
+    tiles: Annotated[
+        str,
+        typer.Option(
+            "--tiles", help="Decode the picture in tiles that overlap: auto (if memory asks for it), on, off."
+        ),
+    ] = "auto",
+    savings: Annotated[
+        str,
+        typer.Option("--savings", help="Compute once what does not change: auto, on or off. The picture is the same."),
+    ] = "auto",
+    threads: options.Threads = None,
     listed: Annotated[bool, typer.Option("--list", help="Say what the starter model can draw.")] = False,
 ) -> None:
     """Make pictures from a prompt."""
@@ -75,12 +126,31 @@ def command(
     from opsmith import machine, progress
     from opsmith.pipelines import pictures
     from opsmith.pipelines.diffusion import DiffusionApp, Preview
+    from opsmith.pipelines.diffusion.control import parse
+    from opsmith.pipelines.diffusion.fast import preset
     from opsmith.starter import in_use
 
     pictures.check_target(out)
     start = pictures.read(init) if init else None
     area = pictures.read(mask, "L") if mask else None
-    app = DiffusionApp(model or in_use.folder("pictures"), variant=variant, threads=threads, low_memory=low_memory)
+    follows = [parse(text) for text in control or ()]
+    followed = [pictures.read(Path(file)) for file, _ in follows]
+    app = DiffusionApp(
+        model or in_use.folder("pictures"),
+        variant=variant,
+        threads=threads,
+        low_memory=low_memory,
+        savings=savings,
+        vae=vae,
+        tiles=tiles,
+    )
+    approximations = preset(fast, reuse, guided)
+    if explained:
+        _explain(app.explain(approximations, steps, guidance))
+        return
+
+    for given in lora or ():
+        app.load_lora(*_lora(given))
     with machine.only_memory_that_is_there(), progress.task("imagine", total=100) as step:
         before = time.perf_counter()
 
@@ -110,6 +180,14 @@ def command(
             mask=area,
             callback=show,
             torch_noise=torch_noise,
+            fast=approximations,
+            control=followed,
+            control_scale=[scale for _, scale in follows],
+            guess=guess,
+            sigmas=sigmas,
+            eta=eta,
+            guidance_rescale=guidance_rescale,
+            plain_prompt=plain_prompt,
         )
     written = []
     for i, (image, settings) in enumerate(zip(made.images, made.settings)):
@@ -124,6 +202,23 @@ def command(
         "remarks": made.remarks,
     }
     console.answer(told, lambda: _print(told), written=written)
+
+
+def _explain(lines: list[str]) -> None:
+    def told() -> None:
+        for line in lines:
+            print(line)
+
+    console.answer({"remarks": lines}, told)
+
+
+def _lora(given: str) -> tuple[Path, float]:
+    """FILE or FILE:scale."""
+    file, colon, scale = given.rpartition(":")
+    try:
+        return (Path(file), float(scale)) if colon and not Path(given).exists() else (Path(given), 1.0)
+    except ValueError:
+        return Path(given), 1.0
 
 
 def _place(done: int, total: int, n: int, batch: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opsmith.cli import console
+from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
 from opsmith.measure.units import faster, size
 
@@ -50,10 +50,8 @@ def command(
     shape: Annotated[
         list[str] | None, typer.Option(help="Verify and time at this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace DEST even if it was made from another model.")
-    ] = False,
+    threads: options.Threads = None,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Find the structure that exporters tore apart; write portable ONNX that computes the same."""
     if list_rules:

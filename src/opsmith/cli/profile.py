@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from opsmith.cli import console
+from opsmith.cli import console, options
 from opsmith.measure.units import duration, size
 
 if TYPE_CHECKING:
@@ -32,15 +32,10 @@ def command(
     paths: Annotated[list[Path], typer.Argument(help="Variants, .onnx files, or a model folder for all its variants.")],
     nodes: Annotated[int, typer.Option(help="How many single nodes to show; 0 for none.")] = 10,
     iterations: Annotated[int | None, typer.Option(help="Runs to average; default about two seconds' worth.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads; default all cores.")] = None,
-    shape: Annotated[
-        list[str] | None, typer.Option(help="Random inputs of this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
-    ] = None,
-    given: Annotated[
-        list[str] | None,
-        typer.Option("--input", help="Values of inputs: FILE.npz, NAME=16000, NAME=1,2 or NAME=FILE.npy; repeatable."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
+    threads: options.Threads = None,
+    shape: options.Shape = None,
+    given: options.Inputs = None,
+    seed: options.Seed = 0,
     device: Annotated[str, typer.Option(help="cpu, or cuda on a machine that has it.")] = "cpu",
     traces: Annotated[Path | None, typer.Option(help="Folder for the Chrome traces; default in the cache.")] = None,
 ) -> None:

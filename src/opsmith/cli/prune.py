@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opsmith.cli import console
+from opsmith.cli import console, options
 from opsmith.measure.units import size
 
 if TYPE_CHECKING:
@@ -42,15 +42,10 @@ def command(
     importance: Annotated[str, typer.Option(help="activations, or weights for comparison.")] = "activations",
     repair: Annotated[bool, typer.Option(help="Fit the weights that stay by least squares.")] = True,
     uniform: Annotated[bool, typer.Option("--uniform", help="The same share from every layer.")] = False,
-    calibration: Annotated[
-        list[str] | None,
-        typer.Option(help="Text, .npz file, folder, or `generated`; repeatable. The stored test data by default."),
-    ] = None,
-    samples: Annotated[int, typer.Option(help="Calibration cases made from text or generated.")] = 64,
-    threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace DEST even if it was made from another model.")
-    ] = False,
+    calibration: options.Calibration = None,
+    samples: options.Samples = 64,
+    threads: options.Threads = None,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Remove the attention heads and neurons that matter least, measure what that costs, write portable ONNX."""
     from opsmith.compress.prune import prune

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opsmith.cli import console
+from opsmith.cli import console, options
 from opsmith.measure.units import size
 
 if TYPE_CHECKING:
@@ -39,10 +39,7 @@ def command(
     block: Annotated[int, typer.Option(help="Weights that share a scale: 16, 32, 64, 128 or 256.")] = 32,
     symmetric: Annotated[bool, typer.Option("--symmetric/--asymmetric", help="Without or with zero points.")] = True,
     embeddings: Annotated[str, typer.Option(help="Lookup tables under weight-only: fp16 or keep.")] = "fp16",
-    calibration: Annotated[
-        list[str] | None,
-        typer.Option(help="Text, .npz file, folder, or `generated`; repeatable. The stored test data by default."),
-    ] = None,
+    calibration: options.Calibration = None,
     ranges: Annotated[str, typer.Option(help="minmax, entropy or percentile, for static.")] = "minmax",
     per_channel: Annotated[bool, typer.Option(help="A scale per column, for dynamic and static.")] = True,
     max_error: Annotated[
@@ -56,11 +53,9 @@ def command(
     spare: Annotated[
         bool, typer.Option("--spare/--no-spare", help="Keep the ends and the time embedding of a diffusion UNet.")
     ] = True,
-    samples: Annotated[int, typer.Option(help="Calibration cases made from text or generated.")] = 8,
-    threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace DEST even if it was made from another model.")
-    ] = False,
+    samples: options.Samples = 8,
+    threads: options.Threads = None,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Make the weights smaller, measure what that costs, write portable ONNX."""
     from opsmith.compress.quantize import quantize

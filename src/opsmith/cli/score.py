@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opsmith.cli import console
+from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
 from opsmith.measure.units import size
 
@@ -60,7 +60,7 @@ def text_command(
     without_cache: Annotated[
         list[Path] | None, typer.Option(help="One of the models: once more without its KV cache; repeatable.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
+    threads: options.Threads = None,
 ) -> None:
     """Perplexity, KL divergence, top-1 agreement, size, memory and speed of text models."""
     from opsmith.measure import chart, chart_text
@@ -106,16 +106,14 @@ def pictures_command(
     variants: Annotated[
         list[str], typer.Argument(help="Variants, or VARIANT@steps=10, VARIANT@size=64x64; the first is the reference.")
     ],
-    model: Annotated[
-        Path | None, typer.Option("--model", "-m", help="A pipeline folder; the starter's by default.")
-    ] = None,
+    model: options.Pipeline = None,
     prompt: Annotated[list[str] | None, typer.Option("--prompt", help="May be repeated.")] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Pictures per prompt, with seeds from 0 up.")] = 2,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Denoising steps.")] = 25,
     guidance: Annotated[float | None, typer.Option("--guidance", help="The pipeline's own, else 7.5.")] = None,
     clip: Annotated[Path | None, typer.Option("--clip", help="An exported CLIP; the starter's by default.")] = None,
     sheet: Annotated[Path | None, typer.Option("--sheet", help="Write all pictures as one PNG.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
+    threads: options.Threads = None,
 ) -> None:
     """CLIP score of pictures, and their distance from the first variant's pictures of the same seeds."""
     from opsmith.measure import score_pictures as scoring

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from opsmith.cli import console
+from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
 
 PANEL = "Applications"
@@ -23,37 +23,26 @@ EXAMPLES = (
 
 
 def command(
-    model: Annotated[
-        Path | None, typer.Option("--model", "-m", help="A pipeline folder; the starter's by default.")
-    ] = None,
-    writer: Annotated[
-        Path | None, typer.Option("--writer", help="A text model folder; the starter's by default.")
-    ] = None,
+    model: options.Pipeline = None,
+    writer: options.Writer = None,
     masks: Annotated[
         Path | None, typer.Option("--masks", help="A CLIPSeg-type model folder; the starter's by default.")
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Where pictures go, each with a JSON of its settings.", file_okay=False)
     ] = Path("opsmith_studio"),
-    host: Annotated[str, typer.Option("--host", help="Others than this machine's own need --password.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 is any free one.")] = 8417,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8417,
     password: Annotated[
         str | None,
         typer.Option("--password", envvar="OPSMITH_STUDIO_PASSWORD", help="Asked for by the page, and as API key."),
     ] = None,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
     cli: Annotated[bool, typer.Option("--cli", help="The same flow in the terminal, question by question.")] = False,
-    threads: Annotated[int | None, typer.Option("--threads", help="Threads of the sessions.")] = None,
-    embedder: Annotated[
-        Path | None, typer.Option("--embedder", help="A text encoder's folder; the starter's CLIP by default.")
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None, typer.Option("--allow-host", help="Answer to this name too, such as host.docker.internal.")
-    ] = None,
-    allow_origin: Annotated[
-        list[str] | None,
-        typer.Option("--allow-origin", help="Let pages of this site use /v1, such as https://a.example."),
-    ] = None,
+    threads: options.Threads = None,
+    embedder: options.Embedder = None,
+    allow_host: options.AllowHost = None,
+    allow_origin: options.AllowOrigin = None,
 ) -> None:
     """From an idea to an edited picture, in a browser."""
     if cli:

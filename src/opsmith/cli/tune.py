@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import collections
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsmith import machine
-from opsmith.cli import console
+from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
+
+if TYPE_CHECKING:
+    from opsmith.compiler.tune.database import Database
 
 PANEL = "Workbench"
 ORDER = 65
@@ -24,6 +27,17 @@ EXAMPLES = (
 
 
 def command(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...", help="With --merge: exports or databases; with --engine: a model.", show_default=False
+        ),
+    ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Add the results of all FILEs.")] = False,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="ray: measure a model on one node of every kind of CPU.")
+    ] = None,
+    address: options.Address = None,
     show: Annotated[bool, typer.Option("--show", help="List what was measured.")] = False,
     export: Annotated[
         Path | None, typer.Option("--export", metavar="FILE", help="Write all results to FILE.", show_default=False)
@@ -32,16 +46,24 @@ def command(
         Path | None, typer.Option("--import", metavar="FILE", help="Add the results of FILE.", show_default=False)
     ] = None,
 ) -> None:
-    """Show, export or import what `compile --search 1` and `--search 2` measured."""
+    """Show, export, import or merge what `compile --search 1` and `--search 2` measured."""
     from opsmith.compiler.tune.database import Database
 
-    if show + (export is not None) + (load is not None) != 1:
+    if show + merge + sum(wish is not None for wish in (export, load, engine)) != 1:
         raise OpsmithError(
-            "opsmith tune needs one of --show, --export FILE and --import FILE",
+            "opsmith tune needs one of --show, --export FILE, --import FILE, --merge FILE FILE and --engine ray MODEL",
             "tuning itself is `opsmith compile --search 2`",
         )
+    if (merge or engine is not None) != bool(files):
+        raise OpsmithError("files go with --merge, a model with --engine", "opsmith tune --merge a.jsonl b.jsonl")
+    if address is not None and engine is None:
+        raise OpsmithError("an address is for the ray engine", "--engine ray")
     database = Database()
-    if export is not None:
+    if engine is not None:
+        _fleet(engine, files or [], address)
+    elif merge:
+        _merge(database, files or [])
+    elif export is not None:
         number = database.export(export)
         told = f"wrote {number} results to {export}"
         console.answer({"written": export, "count": number}, lambda: console.say(told), written=export)
@@ -52,6 +74,25 @@ def command(
         console.answer({"read": load, "count": count, "usable": usable}, lambda: console.say(told), written=count)
     else:
         _show()
+
+
+def _fleet(engine: str, models: list[Path], address: str | None) -> None:
+    from opsmith.batch.fleet import tune
+
+    if engine != "ray" or len(models) != 1:
+        raise OpsmithError("a fleet is tuned by the ray engine, one model at a time", "opsmith tune MODEL --engine ray")
+    counts = tune(models[0], address)
+    lines = [f"{count} results from {cpu}" for cpu, count in counts.items()]
+    console.answer({"cpus": counts}, lambda: console.say("\n".join(lines)), written=sum(counts.values()))
+
+
+def _merge(database: Database, files: list[Path]) -> None:
+    counts = {str(file): database.load(file) for file in files}
+    rows = database.rows()
+    cpus = collections.Counter(row.cpu for row in rows)
+    told = {"read": counts, "count": len(rows), "cpus": dict(cpus)}
+    lines = [f"{count} results for {cpu}" for cpu, count in cpus.most_common()]
+    console.answer(told, lambda: console.say("\n".join(lines)), written=len(rows))
 
 
 def _show() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opsmith.cli import console
+from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
 
 if TYPE_CHECKING:
@@ -40,15 +40,12 @@ def command(
     shape: Annotated[
         list[str] | None, typer.Option(help="Use this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
     ] = None,
-    given: Annotated[
-        list[str] | None,
-        typer.Option("--input", help="Values of inputs: FILE.npz, NAME=16000, NAME=1,2 or NAME=FILE.npy; repeatable."),
-    ] = None,
+    given: options.Inputs = None,
     precision: Annotated[
         str, typer.Option(help="What B computes in: bf16 and int8 pass within a bound of each output's scale.")
     ] = "fp32",
     bisect: Annotated[bool, typer.Option("--bisect", help="Name the first node where the two part.")] = False,
-    threads: Annotated[int | None, typer.Option(help="Threads for ONNX Runtime.")] = None,
+    threads: options.Threads = None,
     via: Annotated[str | None, typer.Option(help="ep: run B, or A itself, through the execution provider.")] = None,
 ) -> None:
     """Check that B computes what A does; exit code 1 if not."""
@@ -113,7 +110,7 @@ def _print(result: VerifyResult) -> None:
         console.say(
             f"they part at [bold]{console.escape(parting.value)}[/]: {console.escape(parting.node_a)} in A, "
             f"{console.escape(parting.node_b)} in B (max abs {parting.check.max_abs:.3g}, {parting.check.problem}; "
-            f"{parting.compared} values share a name)"
+            f"{parting.compared} values {'are the same in both' if result.note else 'share a name'})"
         )
     if result.note:
         console.say(f"note: {console.escape(result.note)}")

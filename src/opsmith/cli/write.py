@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opsmith.cli import console
+from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def command(
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")] = 0,
     prompts: Annotated[Path | None, typer.Option("--prompts", help="Your own prompts.toml.")] = None,
     style: Annotated[str | None, typer.Option("--style", help="A section of prompts.toml.")] = None,
-    threads: Annotated[int | None, typer.Option("--threads", help="Threads of the session.")] = None,
+    threads: options.Threads = None,
 ) -> None:
     """Write text: a keyword becomes picture prompts, or (--raw) a prompt is continued."""
     from opsmith.pipelines.prompts import load_style, write_prompts
@@ -142,7 +142,4 @@ def _draft(folder: str, writer: TextGenerator, most: int, threads: int | None) -
 def _starter() -> str:
     from opsmith.starter import in_use
 
-    try:
-        return str(in_use.folder("writer"))
-    except (AttributeError, KeyError, OpsmithError) as error:
-        raise OpsmithError("this installation has no starter writer", "name a text model with --model") from error
+    return str(in_use.folder("writer"))

@@ -273,6 +273,8 @@ def _parsed_headers(compiler: Compiler, flags: Sequence[str], files: int) -> lis
         _compile(compiler, header, parsed, [*flags, "-x", "c++-header"])
         for old in sorted(cache.glob("*.hpp.gch"), key=lambda p: p.stat().st_mtime)[:-PARSED_KEPT]:
             old.unlink(missing_ok=True)
+    else:
+        os.utime(parsed)  # the one that was not used for longest goes first
     return ["-include", str(header)]
 
 

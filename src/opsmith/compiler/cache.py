@@ -9,6 +9,8 @@ Where the mask says how long the sequence is, the cache need not say it too, and
                 A single new row (S = 1) is written where its row of the mask ends: texts of different lengths share a batch,
                 each from the first row on, total being the longest.
 
+A cache of halves that is read as floats (cache_type.py) is read by CacheRowsAsFloat, which converts.
+
 One compiled model serves both kinds of caller, so it still replaces its source everywhere.
 """
 
@@ -62,7 +64,7 @@ def _find(model: ir.Model) -> _Caches | None:
     """The caches, if all of them can be rewritten."""
     inputs = {v.name: v for v in model.graph.inputs}
     mask, ids = inputs.get("attention_mask"), inputs.get("input_ids")
-    appends = [n for n in model.graph if _appends(n)]
+    appends = [n for n in model.graph if appends_rows(n)]
     if (
         mask is None
         or mask.dtype != ir.DataType.INT64
@@ -126,19 +128,32 @@ def _append(graph: ir.Graph, node: ir.Node, rows: ir.Value, mask: ir.Value, writ
     present = node.outputs[0]
     assert past is not None and fresh is not None
     grown = writer.op("CacheAppend", past, fresh, rows, mask, domain="opsmith")
-    seen = writer.op("CacheRows", grown, rows, domain="opsmith")
-    grown.type = seen.type = present.type
+    widening = _widening(present)
+    seen = writer.op("CacheRowsAsFloat" if widening else "CacheRows", grown, rows, domain="opsmith")
+    grown.type = present.type
+    seen.type = ir.TensorType(ir.DataType.FLOAT) if widening else present.type
     seen.shape = present.shape
     graph.insert_before(node, writer.taken())
     name = present.name
     graph.outputs[next(i for i, v in enumerate(graph.outputs) if v is present)] = grown
+    for cast in widening:
+        cast.outputs[0].replace_all_uses_with(seen)
+    graph.remove(widening, safe=True)
     present.replace_all_uses_with(seen)
     graph.remove(node, safe=True)
     present.name, grown.name = f"{name}_joined", name
     grown.shape = present.shape
 
 
-def _appends(node: ir.Node) -> bool:
+def _widening(present: ir.Value) -> list[ir.Node]:
+    """The nodes that read a cache of halves, if all of them make floats of it: attention reads halves as they lie."""
+    readers = list(present.consumers())
+    casts = all(n.op_type == "Cast" and n.attributes.get_int("to", 0) == ir.DataType.FLOAT for n in readers)
+    outputs = any(v.is_graph_output() for n in readers for v in n.outputs)
+    return readers if present.dtype == ir.DataType.FLOAT16 and casts and not outputs else []
+
+
+def appends_rows(node: ir.Node) -> bool:
     """Concat(input, new) along axis 2 of 4 that leaves the model."""
     if node.op_type != "Concat" or node.domain not in ("", "ai.onnx") or len(node.inputs) != 2:
         return False

@@ -100,7 +100,9 @@ def function_of(node: ir.Node, facts: dict[ir.Value, Abstract], opset: int) -> i
     own = body_of(node, [None if v is None else facts[v] for v in node.inputs], opset)
     if own is not None:
         return ir.serde.deserialize_function(own)
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain not in ("", "ai.onnx") or _means_otherwise(
+        node, [None if v is None else facts[v] for v in node.inputs]
+    ):
         return None
     try:
         text = _definition(node, facts, opset)
@@ -120,6 +122,20 @@ def function_of(node: ir.Node, facts: dict[ir.Value, Abstract], opset: int) -> i
                 return None
             body.node.append(onnx.helper.make_node("Constant", [], [name], value_int=0))
     return ir.serde.deserialize_function(body)
+
+
+def _means_otherwise(node: ir.Node, inputs: list[Abstract | None]) -> bool:
+    """Whether ONNX's body gives other numbers than ONNX Runtime: a Shrink of integers rounds its bias to one, and a
+    LayerNormalization takes doubles for floats and no scale that broadcasts."""
+    x = inputs[0] if inputs else None
+    if x is None:
+        return False
+    if node.op_type == "Shrink":
+        return not x.dtype.is_floating_point()
+    if node.op_type == "LayerNormalization":
+        axis = node.attributes.get_int("axis", -1) % max(1, x.rank)
+        return x.dtype == ir.DataType.DOUBLE or any(v is not None and v.dims != x.dims[axis:] for v in inputs[1:])
+    return False
 
 
 def _definition(node: ir.Node, facts: dict[ir.Value, Abstract], opset: int) -> bytes | None:

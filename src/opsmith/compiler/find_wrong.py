@@ -11,6 +11,7 @@ long, all nodes among which the culprit is stay.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import tempfile
 import time
@@ -23,7 +24,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from opsmith import session, store
-from opsmith.check.verify import BOUNDS, OutputCheck, VerifyResult, compare_arrays, worst_first
+from opsmith.check.verify import BOUNDS, Case, OutputCheck, VerifyResult, compare_value, worst_first
 from opsmith.compiler import geometry
 from opsmith.compiler.build import build, find_compiler
 from opsmith.compiler.convert import Blob, region_node, seal_weights, write_weights
@@ -38,7 +39,8 @@ from opsmith.sizes import at
 Values = Mapping[str, Any]
 SHOWN = 160  # characters of a problem
 PATIENCE = 60.0  # seconds of halving
-LARGEST = 2 << 30  # bytes of values that are kept at once; above it, whole regions are handed back
+LARGEST = 1 << 30  # bytes of values that are kept at once; above it, whole regions are handed back
+AT_ONCE = 128 << 20  # bytes; if all values take no more, they are computed in one run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,15 +57,15 @@ def find_wrong(pieces: Cut, verified: VerifyResult, target: Target, give_up: boo
         return _whole_regions(pieces.regions, problem)
     if named := _named(pieces.regions, failed.problem or ""):  # it does not run
         return _whole_regions(named, problem)
+    reference = Reference(pieces, failed)
     try:
-        values = all_values(pieces, failed.inputs or {})
-        faults = _faults(pieces, target, values)
+        faults = _faults(reference, target)
     except OpsmithError as error:
-        faults, values, problem = [], {}, f"{problem}; {error}"
+        faults, problem = [], f"{problem}; {error}"
     if not faults:
         return _whole_regions([r for r in pieces.regions if r.path] or pieces.regions, problem)
     region, check = max(faults, key=lambda fault: fault[1].needed_rtol + fault[1].needed_atol)
-    return _blame(_culprits(region, pieces, target, values), check)
+    return _blame(_culprits(region, reference, target), check)
 
 
 def _named(regions: Sequence[Region], problem: str) -> list[Region]:
@@ -81,10 +83,10 @@ def _blame(nodes: Sequence[ir.Node], check: OutputCheck) -> Found:
     return Found({n.name or "": f"one of {len(nodes)} nodes {why}" for n in nodes}, remark)
 
 
-def _faults(pieces: Cut, target: Target, values: Values) -> list[tuple[Region, OutputCheck]]:
+def _faults(reference: Reference, target: Target) -> list[tuple[Region, OutputCheck]]:
     """The regions that answer wrongly; those in bodies are not asked, their values change from turn to turn."""
-    outside = [r for r in pieces.regions if not r.path]
-    return [(r, check) for r in outside if not (check := _check(r, pieces, target, values)).ok]
+    outside = [r for r in reference.pieces.regions if not r.path]
+    return [(r, check) for r in outside if not (check := _check(r, reference, target)).ok]
 
 
 def _whole_regions(regions: Sequence[Region], problem: str) -> Found:
@@ -93,42 +95,74 @@ def _whole_regions(regions: Sequence[Region], problem: str) -> Found:
     return Found(nodes, f"{which} back to ONNX Runtime: {problem[-SHOWN:]}. This is a defect of ours")
 
 
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """The working copy on one set of inputs: any of its values, as ONNX Runtime computes it without optimizations."""
+
+    pieces: Cut
+    case: Case  # whose inputs they are
+
+    @property
+    def feed(self) -> Values:
+        return self.case.inputs or {}
+
+    def values(self, names: Collection[str]) -> Values:
+        """The named values and the inputs; all values, where they are small enough to be computed but once."""
+        if set(names) <= self.all_names and self.bytes(self.all_names) <= AT_ONCE:
+            return self._all
+        return self._run(names)
+
+    def bytes(self, names: Collection[str]) -> int:
+        """Of the named values, as far as their sizes can be told before the model runs."""
+        return sum(self._sizes.get(name, 0) for name in names)
+
+    @functools.cached_property
+    def all_names(self) -> set[str]:
+        outside = [r for r in self.pieces.regions if not r.path]
+        names = {v.name or "" for r in outside for n in r.nodes for v in n.outputs if v.name}
+        return names | {v.name or "" for r in outside for v in r.inputs}
+
+    @functools.cached_property
+    def _all(self) -> Values:
+        return self._run(self.all_names)
+
+    @functools.cached_property
+    def _sizes(self) -> dict[str, int]:
+        sizes = self.pieces.source.sizes_of(self.feed)
+        facts = self.pieces.source.scopes[0].analysis.facts
+        return {v.name or "": (at(fact.size, sizes) or 0) * fact.dtype.bitwidth // 8 for v, fact in facts.items()}
+
+    def _run(self, names: Collection[str]) -> Values:
+        if self.bytes(names) > LARGEST:
+            raise OpsmithError("its values are too large to look closer")
+
+        def expose(proto: onnx.ModelProto) -> None:
+            inputs = {i.name for i in proto.graph.input}
+            del proto.graph.output[:]
+            proto.graph.output.extend(onnx.ValueInfoProto(name=n) for n in sorted(set(names) - inputs))
+
+        with tempfile.TemporaryDirectory(prefix="opsmith-values-") as folder:
+            path = Path(folder) / "working.onnx"
+            store.save_model(self.pieces.source.working, path)
+            running = session.load(path, optimize=False, edit=expose, lean=True)
+            found = dict(zip([o.name for o in running.get_outputs()], session.run(running, self.feed)))
+        return {**self.feed, **{name: session.detached(value) for name, value in found.items()}}
+
+
 def all_values(pieces: Cut, feed: Values) -> Values:
-    """Every value of the working copy, as ONNX Runtime computes it without optimizations."""
-    working = pieces.source.working
-    outside = [r for r in pieces.regions if not r.path]
-    names = {v.name or "" for r in outside for n in r.nodes for v in n.outputs if v.name}
-    names |= {v.name or "" for r in outside for v in r.inputs if not v.is_graph_input()}
-    if _bytes(pieces, names, feed) > LARGEST:
-        raise OpsmithError("its values are too large to look closer")
-
-    def expose(proto: onnx.ModelProto) -> None:
-        present = {o.name for o in proto.graph.output}
-        proto.graph.output.extend(onnx.ValueInfoProto(name=n) for n in sorted(names - present))
-
-    with tempfile.TemporaryDirectory(prefix="opsmith-values-") as folder:
-        path = Path(folder) / "working.onnx"
-        store.save_model(working, path)
-        running = session.load(path, optimize=False, edit=expose)
-        found = dict(zip([o.name for o in running.get_outputs()], session.run(running, feed)))
-    return {**feed, **found}
+    """Every value outside bodies that a region reads or writes."""
+    reference = Reference(pieces, Case("all values", {}, inputs=feed))
+    return reference.values(reference.all_names)
 
 
-def _bytes(pieces: Cut, names: Collection[str], feed: Values) -> int:
-    """Of the named values of the working copy on these inputs, as far as their sizes can be told before it runs."""
-    sizes = pieces.source.sizes_of(feed)
-    facts = [fact for value, fact in pieces.source.scopes[0].analysis.facts.items() if value.name in names]
-    return sum((at(fact.size, sizes) or 0) * fact.dtype.bitwidth // 8 for fact in facts)
-
-
-def _culprits(region: Region, pieces: Cut, target: Target, values: Values) -> list[ir.Node]:
+def _culprits(region: Region, reference: Reference, target: Target) -> list[ir.Node]:
     """The last node of the shortest wrong run of first nodes, or those among which it is."""
     right, wrong = 0, len(region.nodes)
     until = time.monotonic() + PATIENCE
     while wrong - right > 1 and time.monotonic() < until:
         middle = (right + wrong) // 2
         try:
-            ok = _check(_first(region, middle, pieces), pieces, target, values).ok
+            ok = _check(_first(region, middle, reference.pieces), reference, target).ok
         except (GoesBack, OpsmithError):
             ok = True  # this run cannot be compiled by itself: look behind it
         right, wrong = (middle, wrong) if ok else (right, middle)
@@ -143,8 +177,10 @@ def _first(region: Region, count: int, pieces: Cut) -> Region:
     return Region(region.name, nodes, region_inputs(nodes, pieces.source.scopes[0].analysis.facts), outputs)
 
 
-def _check(region: Region, pieces: Cut, target: Target, values: Values) -> OutputCheck:
+def _check(region: Region, reference: Reference, target: Target) -> OutputCheck:
     """The worst output of a region that runs alone on the right inputs."""
+    pieces = reference.pieces
+    values = reference.values({v.name or "" for v in (*region.inputs, *region.outputs)})
     answers = _run_alone(
         region,
         lower(region, pieces.source, pieces.source.scopes[0].analysis.facts, target),
@@ -154,7 +190,7 @@ def _check(region: Region, pieces: Cut, target: Target, values: Values) -> Outpu
     )
     bound = BOUNDS.get(target.precision.name)
     pairs = ((v.name or "", a) for v, a in zip(region.outputs, answers))
-    checks = [compare_arrays(values[name], a, bound=bound, name=name) for name, a in pairs]
+    checks = [compare_value(reference.case, values[name], a, bound=bound, name=name) for name, a in pairs]
     return worst_first(checks)[0]
 
 

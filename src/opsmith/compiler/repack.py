@@ -21,13 +21,14 @@ import onnx_ir as ir
 from opsmith import store
 from opsmith.check.verify import VerifyResult
 from opsmith.check.verify import verify as verify_models
-from opsmith.compiler import Request, cut_forms, emit, form_folder, main_cut, pack_weights, tuned
 from opsmith.compiler.build import find_compiler
 from opsmith.compiler.convert import Blob, replace_regions, save_converted, seal_weights
 from opsmith.compiler.cut import Cut
+from opsmith.compiler.forms import cut_forms, form_folder, main_cut, pack_weights, tuned, write_code
 from opsmith.compiler.geometry import NATIVE
 from opsmith.compiler.precision import FP32, PRECISIONS, cheapest
 from opsmith.compiler.program import show
+from opsmith.compiler.request import Request
 from opsmith.compiler.source import load, prepare
 from opsmith.compiler.system import System, here
 from opsmith.errors import NotTheSame, OpsmithError
@@ -48,12 +49,12 @@ class WeightsResult(Shown):
 
 
 def weights(
-    variant: PathLike, new: PathLike, dest: PathLike, *, source: PathLike | None = None, verify: bool = True
+    variant: PathLike, new: PathLike | ir.Model, dest: PathLike, *, source: PathLike | None = None, verify: bool = True
 ) -> WeightsResult:
     """Write DEST: the compiled VARIANT with the weights of NEW.
 
     NEW is an .onnx of the same structure, or a .safetensors file or Hugging Face folder, whose tensors are put into SOURCE, the
-    model that VARIANT was compiled from (found by itself if it lies beside it).
+    model that VARIANT was compiled from (found by itself if it lies beside it). Or it is a model in memory.
     """
     started = time.monotonic()
     old = Variant(store.find_model(variant))
@@ -64,7 +65,7 @@ def weights(
         model = new_model(new, source or _parent(old))
         data = draft.path.with_name(f"{draft.path.name}.data")
         code = _code(old.path)
-        cuts, blobs = pack_again(model, old.record, code, data, str(new))
+        cuts, blobs = pack_again(model, old.record, code, data, "the model" if isinstance(new, ir.Model) else str(new))
         shutil.copyfile(library, draft.folder / library.name)
         if code is not None:
             shutil.copytree(code, draft.source_folder)
@@ -91,7 +92,7 @@ def pack_again(
     """
     cuts = _cut_again(model, record.get("options") or {}, record["compiled"])
     forms = pack_weights(cuts, data)
-    _, domain = emit(cuts, forms)
+    _, domain = write_code(cuts, forms)
     if domain != record["compiled"]["domain"]:
         raise NotTheSame(f"{name} does not have the structure that was compiled: {_difference(cuts, code)}")
     seal_weights(data, [b for form in forms for b in form.blobs], domain)
@@ -149,7 +150,9 @@ def _parent(old: Variant) -> Path | None:
 # --- tensors by name ---
 
 
-def new_model(new: PathLike, source: PathLike | None) -> ir.Model:
+def new_model(new: PathLike | ir.Model, source: PathLike | None) -> ir.Model:
+    if isinstance(new, ir.Model):
+        return new
     path = Path(new)
     files = [path] if path.suffix == ".safetensors" else sorted(path.glob("*.safetensors")) if path.is_dir() else []
     if not files:
@@ -197,6 +200,9 @@ def put_tensors(model: ir.Model, tensors: Mapping[str, ir.TensorProtocol], where
 
 def _named(name: str, tensors: Mapping[str, ir.TensorProtocol]) -> ir.TensorProtocol | None:
     """The tensor of this name; checkpoints leave out the model's own prefix, or add one."""
+    if name.endswith(store.TRANSPOSED):
+        found = _named(name.removesuffix(store.TRANSPOSED), tensors)
+        return None if found is None else ir.tensor(found.numpy().T, name=name)
     if name in tensors:
         return tensors[name]
     alike = [k for k in tensors if name.endswith(f".{k}") or k.endswith(f".{name}")]

@@ -134,8 +134,9 @@ def _analyse_body(node: ir.Node, body: ir.Graph, opset: int, outer: Facts, prefi
                 wrong.append(value)
         if not wrong:
             return analysis
-        for value in (*wrong, *(o for n in body for o in n.outputs)):
-            value.shape = None  # of what was inferred, too
+        inferred = (o for n in ir.traversal.RecursiveGraphIterator(body) for o in n.outputs)
+        for value in (*wrong, *inferred):
+            value.shape = None  # a branch inside declares what follows from it, too
 
 
 def _word(name: str) -> str:

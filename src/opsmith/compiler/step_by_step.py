@@ -8,14 +8,17 @@ another, and each part is given what ONNX Runtime computed:
     before  x | Q MatMul Add | Q MatMul            cut before each step: products with their quantizer
     after   x -> Q | MatMul Add Q | MatMul         cut behind each step: products that requantize
 
-Nothing is amplified in a part, and what its one step turns over is told apart by the part's own spread.
+Nothing is amplified in a part, and what its one step turns over is told apart by the part's own spread. As many parts are
+compared at once as have little enough to read and write: their sum can be many times what the model needs to run.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +33,14 @@ from opsmith.compiler.build import build, find_compiler
 from opsmith.compiler.convert import region_node, seal_weights, write_weights
 from opsmith.compiler.cut import Cut, GoesBack, HandedBack, lower
 from opsmith.compiler.emit import Form, Source, emit_instances, emit_region, emit_registration, instances
-from opsmith.compiler.find_wrong import Found, Values, all_values
+from opsmith.compiler.find_wrong import AT_ONCE, Found, Reference, Values
 from opsmith.compiler.lower import Program, Target
 from opsmith.compiler.partition import Region, producers_of, region_inputs
 from opsmith.compiler.plan import plan_memory
+from opsmith.errors import OpsmithError
 
 DOMAIN = "opsmith.parts"
+PATIENCE = 180.0  # seconds: after that no further parts are compared
 
 
 def passed_by_spread(verified: VerifyResult) -> bool:
@@ -43,14 +48,47 @@ def passed_by_spread(verified: VerifyResult) -> bool:
 
 
 def find_hidden(pieces: Cut, verified: VerifyResult, target: Target) -> Found | None:
-    """The parts that are wrong by themselves; None if there are none. OpsmithError: they could not be looked at."""
+    """The parts that are wrong by themselves; None if there are none. OpsmithError: they could not be looked at.
+
+    A model without steps passes by its spread on degenerate inputs alone. It has no parts, and amplifies there as a whole.
+    """
+    if not any(spread.is_step(n) for r in pieces.regions for n in r.nodes):
+        return None
     case = next(c for c in verified.cases if any(o.spread is not None for o in c.outputs))
-    values = all_values(pieces, case.inputs or {})
-    for cut_before in (True, False):
-        parts = [p for r in pieces.regions if not r.path for p in _parts(r, pieces, cut_before)]
-        if found := _wrong_parts(parts, pieces, target, values):
+    reference = Reference(pieces, case)
+    outside = [r for r in pieces.regions if not r.path]
+    parts = {before: [p for r in outside for p in _parts(r, pieces, before)] for before in (True, False)}
+    groups = [group for each in parts.values() for group in _groups(each, reference)]
+    until = time.monotonic() + PATIENCE
+    for number, group in enumerate(groups):
+        if number and time.monotonic() > until:
+            right = sum(map(len, groups[:number]))
+            raise OpsmithError(f"{right} of {sum(map(len, groups))} were right, then {PATIENCE:.0f} s were over")
+        if found := _wrong_in_group(group, reference, target):
             return found
     return None
+
+
+def _wrong_in_group(group: Sequence[Region], reference: Reference, target: Target) -> Found | None:
+    gc.collect()  # the graphs of the last group refer to themselves, and hold the weights that they read
+    values = reference.values({name for part in group for name in _names(part)})
+    return _wrong_parts(group, reference.pieces, target, values)
+
+
+def _names(part: Region) -> set[str]:
+    return {v.name or "" for v in (*part.inputs, *part.outputs)}
+
+
+def _groups(parts: Sequence[Region], reference: Reference) -> Iterator[list[Region]]:
+    """The parts in their order, as many at once as read and write no more than AT_ONCE; one by itself may."""
+    group: list[Region] = []
+    for part in parts:
+        if group and reference.bytes({name for p in (*group, part) for name in _names(p)}) > AT_ONCE:
+            yield group
+            group = []
+        group.append(part)
+    if group:
+        yield group
 
 
 def _parts(region: Region, pieces: Cut, cut_before: bool) -> list[Region]:

@@ -60,6 +60,7 @@ class Outcome:
     best: Mapping[str, Measured]  # kernel -> its fastest candidate
     analytical: Mapping[str, float]  # kernel -> seconds with the limits it chooses itself
     tried: int
+    disturbed: bool = False  # other programs used the CPU meanwhile: good for now, not to be kept
 
     def fastest(self) -> Measured:
         return min(self.best.values(), key=lambda m: (m.seconds, m.candidate.kernel))

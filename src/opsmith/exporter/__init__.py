@@ -16,18 +16,19 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from opsmith import progress, store
+from opsmith import content, progress, store
 from opsmith.errors import OpsmithError
-from opsmith.exporter import causal_lm, diffusion, encoder, gguf, segmentation, seq2seq, trace
+from opsmith.exporter import autoencoder, causal_lm, diffusion, encoder, fixed, gguf, segmentation, seq2seq, trace
 from opsmith.exporter import source as sources
-from opsmith.exporter.graph import Part, Plan
+from opsmith.exporter.graph import Graph, Part, Plan
 from opsmith.plain import Shown
 
 _FAMILIES = (
+    (autoencoder.accepts, autoencoder.plan),
     (segmentation.accepts, segmentation.plan),
     (encoder.accepts, encoder.plan),
     (causal_lm.accepts, causal_lm.plan),
@@ -60,6 +61,8 @@ def export(
     random_weights: bool = False,
     seed: int = 0,
     revision: str | None = None,
+    opset: int | None = None,
+    shapes: fixed.Shapes | None = None,
     verbose: bool = False,
     overwrite: bool = False,
 ) -> Exported:
@@ -67,6 +70,7 @@ def export(
 
     SOURCE is a Hugging Face id, a folder in Hugging Face's layout or a GGUF file. A Stable Diffusion pipeline becomes a
     pipeline folder with a model folder per component. Nothing appears in DEST unless all of it verified.
+    OPSET None: the exporter's own. SHAPES fix dynamic dims, as {"sequence": 32} or {"input_ids": (1, 32)}.
     """
     if exporter not in trace.EXPORTERS:
         raise OpsmithError(f"unknown exporter {exporter!r}", f"known: {', '.join(trace.EXPORTERS)}")
@@ -75,19 +79,54 @@ def export(
     options = {"exporter": exporter, "random_weights": random_weights, "seed": seed}
     if revision is not None:
         options["revision"] = revision
+    if opset is not None:
+        options["opset"] = opset
+    if shapes:
+        options["shapes"] = dict(shapes)
     with (
         trace.quiet(verbose),
         sources.open_source(os.fspath(source), random=random_weights, seed=seed, revision=revision) as opened,
     ):
         plan = _plan(opened)
         made: list[Path] = []
+        static = _Fixed(shapes or {})
         with contextlib.ExitStack() as drafts:  # all variants move into place at the end, or none does
             for part in plan.parts:
-                made.append(_write_part(part, target, opened, options, drafts, verbose=verbose, overwrite=overwrite))
+                fixed_part = dataclasses.replace(part, load=static.loader(part))
+                made.append(
+                    _write_part(fixed_part, target, opened, options, drafts, verbose=verbose, overwrite=overwrite)
+                )
+            static.check()
             _write_files(plan, opened, target)
     told = gguf.remarks(Path(source)) if Path(source).suffix == ".gguf" else []
     variants = [store.Variant(store.find_model(folder)) for folder in made]
-    return Exported(target, variants, [*_remarks(target), *told])
+    return Exported(target, variants, [*_remarks(plan, target), *told])
+
+
+class _Fixed:
+    """Fixes dims in each part as it is loaded; at the end, what no part has is the user's mistake."""
+
+    def __init__(self, shapes: fixed.Shapes) -> None:
+        self.shapes = shapes
+        self.unknown = set(shapes)
+        self.dims: set[str] = set()
+
+    def loader(self, part: Part) -> Callable[[], Graph]:
+        def load() -> Graph:
+            loaded = part.load()
+            graph, known = fixed.fix(loaded, self.shapes)
+            self.unknown -= known
+            self.dims |= {*fixed.dims(loaded), *loaded.inputs}
+            return graph
+
+        return load
+
+    def check(self) -> None:
+        if self.unknown:
+            raise OpsmithError(
+                f"--shape: there is no {' or '.join(sorted(self.unknown))}",
+                f"there are: {', '.join(sorted(self.dims))}",
+            )
 
 
 def _need_torch() -> None:
@@ -106,7 +145,7 @@ def _plan(source: sources.Source) -> Plan:
     kind = config.get("model_type") or config.get("_class_name") or "of unknown type"
     raise OpsmithError(
         f"{source.name} is {kind}, which export does not know",
-        "known: decoders with a KV cache, encoder-decoders such as T5 and Whisper, BERT-type encoders, CLIP, CLIPSeg, Stable Diffusion pipelines",
+        "known: decoders with a KV cache, encoder-decoders such as T5 and Whisper, BERT-type encoders, CLIP, CLIPSeg, Stable Diffusion pipelines and their autoencoders",
     )
 
 
@@ -124,8 +163,18 @@ def _write_part(
     draft = drafts.enter_context(
         store.new_variant(folder, verb="export", parent=source.name, options=options, overwrite=overwrite)
     )
+    if part.origin is not None and not source.random:
+        draft.record["content"] = content.key_of_folder(source.folder / part.origin)
     with progress.task(f"export {part.name or target.name}") as step:
-        trace.write(part.load, draft, exporter=str(options["exporter"]), seed=source.seed, verbose=verbose, step=step)
+        trace.write(
+            part.load,
+            draft,
+            exporter=str(options["exporter"]),
+            opset=options.get("opset"),
+            seed=source.seed,
+            verbose=verbose,
+            step=step,
+        )
     return folder
 
 
@@ -148,7 +197,7 @@ def _write_files(plan: Plan, source: sources.Source, target: Path) -> None:
             file.replace(there)
 
 
-def _remarks(target: Path) -> list[str]:
-    if not any((target / name).exists() for name in ("tokenizer", *sources.VOCABULARIES)):
+def _remarks(plan: Plan, target: Path) -> list[str]:
+    if plan.reads_text and not any((target / name).exists() for name in ("tokenizer", *sources.VOCABULARIES)):
         return ["the source has no tokenizer files; pipelines need them beside the model"]
     return []

@@ -96,8 +96,11 @@ def padding_mask(batch: int, sequence: int) -> torch.Tensor:
     return mask
 
 
-def clip_text(source: sources.Source, folder: str = "", *, projected: bool = True) -> Graph:
-    """CLIP's text tower; without projection it is Stable Diffusion's text encoder, which takes no mask."""
+def clip_text(
+    source: sources.Source, folder: str = "", *, projected: bool = True, masked: bool = True, layers: bool = False
+) -> Graph:
+    """CLIP's text tower. Without a mask it is the text encoder of a Stable Diffusion, whose pipelines also read the states
+    of its LAYERS: the embeddings', then each layer's."""
     from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
     model = sources.load_transformers(source, CLIPTextModelWithProjection if projected else CLIPTextModel, folder)
@@ -112,24 +115,26 @@ def clip_text(source: sources.Source, folder: str = "", *, projected: bool = Tru
         ids = torch.randint(3, min(config.vocab_size, end) - 1, shape, generator=random)
         ids[:, -1] = end  # the pooled state is that of the end token
         ids[0, shape[1] // 2 :] = end
-        return [ids, padding_mask(*shape)] if projected else [ids]
+        return [ids, padding_mask(*shape)] if masked else [ids]
 
     def original(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> list[torch.Tensor]:
-        result = model(ids, attention_mask=mask)
+        result = model(ids, attention_mask=mask, output_hidden_states=layers)
         first = [result.text_embeds] if projected else []
-        return [*first, result.last_hidden_state, *([] if projected else [result.pooler_output])]
+        last = [] if projected else [result.pooler_output]
+        return [*first, result.last_hidden_state, *last, *(result.hidden_states if layers else ())]
 
     def forward(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> list[torch.Tensor]:
         return original(model, ids, causal_mask(ids, mask))
 
     dims = {0: "batch", 1: "sequence"}
+    states = {f"hidden_states.{i}": dims for i in range(config.num_hidden_layers + 1)} if layers else {}
     return Graph(
         model=model,
-        inputs={"input_ids": dims, "attention_mask": dims} if projected else {"input_ids": dims},
+        inputs={"input_ids": dims, "attention_mask": dims} if masked else {"input_ids": dims},
         outputs=(
-            {"text_embeds": {0: "batch"}, "last_hidden_state": dims}
+            {"text_embeds": {0: "batch"}, "last_hidden_state": dims, **states}
             if projected
-            else {"last_hidden_state": dims, "pooler_output": {0: "batch"}}
+            else {"last_hidden_state": dims, "pooler_output": {0: "batch"}, **states}
         ),
         forward=forward,
         original=original,

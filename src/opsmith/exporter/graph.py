@@ -45,6 +45,7 @@ class Part:
     name: str  # folder below the destination; "" for the destination itself
     load: Callable[[], Graph]
     config: Mapping[str, Any] | None = None  # becomes config.json beside the variants
+    origin: str | None = None  # the source's folder with its weights, where it is one component of several
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,3 +55,4 @@ class Plan:
     parts: Sequence[Part]
     copies: Sequence[Path]  # files and folders of the source, relative to it
     written: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # JSON files, e.g. model_index.json
+    reads_text: bool = True  # so that a source without a tokenizer is worth a remark

@@ -42,7 +42,9 @@ VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 _UNUSED_WEIGHTS = ["*.fp16.*", "*.bf16.*", "*non_ema*", "safety_checker/*.safetensors", "onnx/*", "openvino/*"]
-_PIPELINE_WEIGHTS = [f"{part}/*.safetensors" for part in ("text_encoder", "unet", "vae")]
+_PIPELINE_WEIGHTS = [
+    f"{part}/*.safetensors" for part in ("text_encoder", "text_encoder_2", "unet", "vae", "controlnet*")
+]
 _KNOWN = Path(__file__).parent / "known"
 _OTHER_NAMES = {  # ids from before the hub's namespaces, and ids that moved -> the id of the known config
     "gpt2": "openai-community/gpt2",

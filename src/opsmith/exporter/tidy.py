@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from opsmith import store
 from opsmith.errors import OpsmithError
 from opsmith.exporter.graph import Graph
 from opsmith.sizes import parse, spell
@@ -35,6 +36,7 @@ def tidy(model: ir.Model, graph: Graph, arrays: Mapping[str, np.ndarray[Any, Any
     model.doc_string = None
     for weight in list(model.graph.initializers.values()):
         weight.name = (weight.name or "").removeprefix("model.")  # the attribute of the traced wrapper
+    _name_transposed(model, graph.model)
 
     names = {identifier(n): n for dims in graph.inputs.values() for n in dims.values() if not n.isidentifier()}
     for node in model.graph.all_nodes():
@@ -44,6 +46,22 @@ def tidy(model: ir.Model, graph: Graph, arrays: Mapping[str, np.ndarray[Any, Any
     for values, dims in ((model.graph.inputs, graph.inputs), (model.graph.outputs, graph.outputs)):
         for value in values:
             _declare(value, dims[value.name or ""], arrays[value.name or ""].shape)
+
+
+def _name_transposed(model: ir.Model, module: Any) -> None:
+    """Exporters store the weight of a linear layer as its product reads it, [in,out], under a name of their own: it becomes that of
+    the layer's weight and TRANSPOSED, so that checkpoints and adapters find it."""
+    left = {n: p.detach() for n, p in module.named_parameters() if p.dim() == 2 and n not in model.graph.initializers}
+    for value in list(model.graph.initializers.values()):
+        tensor = value.const_value
+        if tensor is None or len(tensor.shape) != 2 or not tensor.dtype.is_floating_point():
+            continue
+        array = tensor.numpy()
+        for name, weight in left.items():
+            if tuple(weight.shape) == array.shape[::-1] and np.array_equal(weight.float().numpy().T, array):
+                value.name = name + store.TRANSPOSED
+                del left[name]
+                break
 
 
 def _renamed(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:

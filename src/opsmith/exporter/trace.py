@@ -34,9 +34,16 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def write(
-    load: Callable[[], Graph], draft: store.Draft, *, exporter: str, seed: int, verbose: bool, step: Callable[..., None]
+    load: Callable[[], Graph],
+    draft: store.Draft,
+    *,
+    exporter: str,
+    opset: int | None = None,
+    seed: int,
+    verbose: bool,
+    step: Callable[..., None],
 ) -> None:
-    """Export into the draft with test data, and store what was proved in its record."""
+    """Export into the draft with test data, and store what was proved in its record. OPSET None: the exporter's own."""
     import torch
 
     clock = _Clock()
@@ -50,7 +57,7 @@ def write(
         # Beside the model, so that gigabytes move within one file system.
         with tempfile.TemporaryDirectory(prefix="exporter.", dir=draft.folder) as scratch:
             step("exporting", advance=0)
-            model = _run_exporter(exporter, graph, seed, Path(scratch))
+            model = _run_exporter(exporter, graph, opset, seed, Path(scratch))
             tidy(model, graph, cases[0][1] | cases[0][2])
             clock("export")
             step("writing", advance=0)
@@ -110,13 +117,13 @@ def _module(graph: Graph) -> torch.nn.Module:
     return Traced().eval()
 
 
-def _run_exporter(exporter: str, graph: Graph, seed: int, scratch: Path) -> ir.Model:
+def _run_exporter(exporter: str, graph: Graph, opset: int | None, seed: int, scratch: Path) -> ir.Model:
     import torch
 
     inputs = tuple(graph.example(graph.trace_at, torch.Generator().manual_seed(seed)))
     try:
         with torch.no_grad():
-            return _EXPORT[exporter](graph, inputs, scratch)
+            model = _EXPORT[exporter](graph, inputs, opset, scratch)
     except (OpsmithError, MemoryError, OSError):
         raise
     except Exception as error:
@@ -125,9 +132,15 @@ def _run_exporter(exporter: str, graph: Graph, seed: int, scratch: Path) -> ir.M
             f"the {exporter} exporter failed: {type(error).__name__}: {first[:300]}",
             "try the other --exporter; --verbose shows its log",
         ) from error
+    made = model.opset_imports.get("")
+    if opset is not None and made != opset:  # the dynamo exporter keeps its own where it cannot convert
+        raise OpsmithError(
+            f"the {exporter} exporter gave opset {made}, not {opset}", "leave out --opset, or try the other --exporter"
+        )
+    return model
 
 
-def _dynamo(graph: Graph, inputs: tuple[torch.Tensor, ...], scratch: Path) -> ir.Model:
+def _dynamo(graph: Graph, inputs: tuple[torch.Tensor, ...], opset: int | None, scratch: Path) -> ir.Model:
     import torch
 
     program = torch.onnx.export(
@@ -137,6 +150,7 @@ def _dynamo(graph: Graph, inputs: tuple[torch.Tensor, ...], scratch: Path) -> ir
         input_names=list(graph.inputs),
         output_names=list(graph.outputs),
         dynamic_shapes={"inputs": tuple({a: identifier(n) for a, n in d.items()} for d in graph.inputs.values())},
+        opset_version=opset,
         verbose=False,
     )
     assert program is not None
@@ -144,7 +158,7 @@ def _dynamo(graph: Graph, inputs: tuple[torch.Tensor, ...], scratch: Path) -> ir
     return model
 
 
-def _torchscript(graph: Graph, inputs: tuple[torch.Tensor, ...], scratch: Path) -> ir.Model:
+def _torchscript(graph: Graph, inputs: tuple[torch.Tensor, ...], opset: int | None, scratch: Path) -> ir.Model:
     import torch
 
     torch.onnx.export(
@@ -155,13 +169,13 @@ def _torchscript(graph: Graph, inputs: tuple[torch.Tensor, ...], scratch: Path) 
         input_names=list(graph.inputs),
         output_names=list(graph.outputs),
         dynamic_axes={name: {a: identifier(n) for a, n in d.items()} for name, d in graph.inputs.items() if d},
-        opset_version=18,
+        opset_version=opset or 18,
         verbose=False,
     )
     return ir.load(scratch / "model.onnx")
 
 
-_EXPORT: dict[str, Callable[[Graph, tuple[torch.Tensor, ...], Path], ir.Model]] = {
+_EXPORT: dict[str, Callable[[Graph, tuple[torch.Tensor, ...], int | None, Path], ir.Model]] = {
     "dynamo": _dynamo,
     "torchscript": _torchscript,
 }

@@ -13,10 +13,12 @@
 // empty. The block of sh x sw output pixels at (qh, qw) reads the pixels (qh - t, qw - u) of x, t < ceil(kernel_h / sh) and u alike; a
 // run of blocks is summed on the stack, and then handed to the epilogue line by line. For dilation 1 and one group.
 // Weights (pack_conv_joint): a packed B of rows [t][u][c] and columns [phase row][phase column][o], zero where a phase has no such tap.
+// Zero times NaN or an infinity is NaN, so a sum that is not finite is taken again over the taps that its phase has.
 // With one output channel the epilogue sees lines, as in conv_narrow.hpp: row = n * out_height + oh, column = ow.
 #pragma once
 
 #include "conv.hpp"
+#include "math.hpp"
 
 namespace opsmith {
 
@@ -129,6 +131,36 @@ struct JointPlan {
         run(max<i64>(1, min<i64>(max_row_block, 16384 / max<i64>(1, N)))) {}  // blocks at a time: 64 KB of sums
 };
 
+// One sum of a block over all taps or those that its phase has; COLUMN of the packed weights, (h, w) the output pixel with its padding.
+inline float joint_sum(const ConvShape& s, const JointPlan& plan, const float* x, const float* packed, i64 n, i64 h, i64 w, i64 column,
+                       bool all) {
+  const i64 K = plan.taps_h * plan.taps_w * s.channels, panel = column / gemm_nr;
+  const float* b = packed + panel * gemm_nr * K + column % gemm_nr;
+  float sum = 0;
+  for (i64 k = 0; k < K; ++k) {
+    const i64 tap = k / s.channels, t = tap / plan.taps_w, u = tap % plan.taps_w, ih = h / s.stride_h - t, iw = w / s.stride_w - u;
+    const bool present = t * s.stride_h + h % s.stride_h < s.kernel_h && u * s.stride_w + w % s.stride_w < s.kernel_w;
+    if (!present && !all) continue;
+    if (ih < 0 || ih >= s.height || iw < 0 || iw >= s.width) continue;
+    sum += x[((n * s.height + ih) * s.width + iw) * s.x_stride() + k % s.channels] * b[k * panel_vectors(plan.N, panel) * W];
+  }
+  return sum;
+}
+
+// Takes again what is not finite in the SUMS of COUNT blocks from (qh, q0) on.
+inline void joint_without_absent_taps(const ConvShape& s, const JointPlan& plan, const float* x, const float* packed, i64 n, i64 qh, i64 q0,
+                                      i64 count, float* sums) {
+  F watch = {};
+  for_lanes(count * plan.N, [&](i64 i, auto lanes) { watch += load(sums + i, lanes) * 0.0f; });
+  if (lane_sum(watch) == 0) return;
+  for (i64 i = 0; i < count * plan.N; ++i) {
+    if (sums[i] * 0.0f == 0) continue;
+    const i64 block = i / plan.N, column = i - block * plan.N, phase = column / s.out_channels;
+    const i64 h = qh * s.stride_h + phase / s.stride_w, w = (q0 + block) * s.stride_w + phase % s.stride_w;
+    sums[i] = joint_sum(s, plan, x, packed, n, h, w, column, false);
+  }
+}
+
 inline constexpr i64 conv2d_joint_workspace(const ConvShape& s) {  // one pixel of zeros
   return round_up(s.channels, 16) * static_cast<i64>(sizeof(float));
 }
@@ -157,6 +189,7 @@ void conv2d_joint(const Pool& pool, const ConvShape& s, const float* x, const fl
       };
       auto plain = [](F sum, Row, i64, auto) __attribute__((always_inline)) { return sum; };
       conv_block(0, count, 0, panel_count(N), N, s.channels, taps, packed, zeros, sums, N, 0, locate, plain);
+      if (s.kernel_h % s.stride_h || s.kernel_w % s.stride_w) joint_without_absent_taps(s, plan, x, packed, n, qh, q0, count, sums);
       for (i64 ph = 0; ph < s.stride_h; ++ph) {
         const i64 oh = qh * s.stride_h + ph - s.pad_top, at = n * s.out_height + oh;
         if (oh < 0 || oh >= s.out_height) continue;
@@ -198,19 +231,13 @@ void conv2d_joint(const Pool& pool, const ConvShape& s, const float* x, const fl
 template <class Ep>
 void conv2d_joint_reference(const Pool&, const ConvShape& s, const float* x, const float* packed, float* y, void*, Ep ep) {
   const JointPlan plan(s);
-  const i64 K = plan.taps_h * plan.taps_w * s.channels, O = s.out_channels;
+  const i64 O = s.out_channels;
   for (i64 m = 0; m < s.pixels(); ++m) {
     const i64 ow = m % s.out_width, line = m / s.out_width, oh = line % s.out_height, n = line / s.out_height;
     const i64 h = oh + s.pad_top, w = ow + s.pad_left;
     for (i64 o = 0; o < O; ++o) {
-      const i64 column = (h % s.stride_h * s.stride_w + w % s.stride_w) * O + o, panel = column / gemm_nr;
-      const float* b = packed + panel * gemm_nr * K + column % gemm_nr;
-      float sum = 0;
-      for (i64 k = 0; k < K; ++k) {
-        const i64 tap = k / s.channels, ih = h / s.stride_h - tap / plan.taps_w, iw = w / s.stride_w - tap % plan.taps_w;
-        if (ih < 0 || ih >= s.height || iw < 0 || iw >= s.width) continue;
-        sum += x[((n * s.height + ih) * s.width + iw) * s.x_stride() + k % s.channels] * b[k * panel_vectors(plan.N, panel) * W];
-      }
+      const i64 column = (h % s.stride_h * s.stride_w + w % s.stride_w) * O + o;
+      const float sum = joint_sum(s, plan, x, packed, n, h, w, column, true);
       store(y + m * s.y_stride() + o, ep(splat(sum), O == 1 ? Row{line, n} : Row{m, n}, O == 1 ? ow : o, Tail{1}), Tail{1});
     }
   }

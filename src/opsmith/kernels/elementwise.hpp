@@ -226,6 +226,7 @@ OPSMITH_INLINE float dequantized(T x, float scale, T zero) {
   return static_cast<float>(static_cast<i64>(x) - static_cast<i64>(zero)) * scale;
 }
 OPSMITH_INLINE F to_float(F x) { return x; }
+// A number cut to an integer: the nearest one that fits, but where the CPU's own conversion says the lowest (types.hpp).
 template <class T>
 OPSMITH_INLINE T to_number(float a) {
   return from_float<T>(a);
@@ -240,6 +241,22 @@ OPSMITH_INLINE T to_number(double a) {
     if (a >= above) return own_conversion<T> ? lowest_of<T> : highest_of<T>;
     if (a <= static_cast<double>(lowest_of<T>)) return lowest_of<T>;
     return static_cast<T>(a);
+  }
+}
+// The same as ORT's Cast says on x86: narrow types keep the low bits of an int32, uint32 those of an int64, and uint64 is an int64
+// once 2^63 is taken off.
+template <class T, class From>
+OPSMITH_INLINE T cut_to(From a) {
+  if constexpr (!converts_to_lowest || !IntegerStorage<T> || own_conversion<T>) {
+    return to_number<T>(a);
+  } else if constexpr (sizeof(T) < 4) {
+    return static_cast<T>(to_number<int32_t>(a));
+  } else if constexpr (sizeof(T) == 4) {
+    return static_cast<T>(to_number<int64_t>(a));
+  } else {
+    constexpr From highest = static_cast<From>(uint64_t{1} << 63);
+    if (a >= highest) return static_cast<T>(to_number<int64_t>(a - highest)) ^ (uint64_t{1} << 63);
+    return static_cast<T>(to_number<int64_t>(a));
   }
 }
 // Integer arithmetic that is defined for every operand: x / 0 and x % 0 are 0, INT_MIN / -1 wraps.
@@ -286,7 +303,7 @@ OPSMITH_INLINE T abs(T a) {
 template <class T>
   requires(IntegerStorage<T> || __is_same(T, double))
 OPSMITH_INLINE T sign(T a) {
-  return a > T(0) ? T(1) : a < T(0) ? static_cast<T>(-1) : T(0);
+  return a > T(0) ? T(1) : a < T(0) ? static_cast<T>(-1) : a;  // 0, -0 and NaN stay
 }
 template <class T>
   requires(IntegerStorage<T> || __is_same(T, double))

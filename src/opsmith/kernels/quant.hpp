@@ -14,11 +14,12 @@
 // Up to gemm_mr rows are multiplied straight from the packed form. With one or two rows unpacking is most of the work:
 // products of a block are summed unscaled, and scaled once (the zero point then takes the sum of A over the block). Four bits
 // are unpacked to 16 and multiplied as integers where the CPU has such a product: see FixedPoint.
-// With more rows a weight is scaled as it is unpacked. Beyond gemm_mr rows a panel is unpacked to floats, in parts
+// From kFewestRows to kMostRows rows, where the CPU has an instruction for products of pairs of 16 bits, A is taken in 16 bits (quant_rows.hpp), unless
+// Exact. Else a weight is scaled as it is unpacked. Beyond gemm_mr rows a panel is unpacked to floats, in parts
 // that fit the stack and L2, and the ordinary microkernel does the rest.
 #pragma once
 
-#include "gemm.hpp"
+#include "quant_rows.hpp"
 
 namespace opsmith {
 
@@ -317,7 +318,7 @@ i64 unpack_blocks(const uint8_t* panel, i64 vectors, i64 K, i64 block, i64 first
 }
 
 // A [M][K] x packed weights of `Bits` bits -> C [M][N]. rows_per_item as in gemm.
-template <int Bits, class Scale, bool Zero, class TA, class TC, class Ep>
+template <int Bits, class Scale, bool Zero, bool Exact = true, class TA, class TC, class Ep>
 void gemm_quantized(const Pool& pool, i64 M, i64 N, i64 K, i64 block, const TA* A, i64 lda, const uint8_t* packed, TC* C,
                     i64 ldc, Ep ep, i64 rows_per_item = 0, Blocking blocking = {}) {
   using Q = Quantized<Bits, Scale, Zero>;
@@ -326,6 +327,10 @@ void gemm_quantized(const Pool& pool, i64 M, i64 N, i64 K, i64 block, const TA* 
   if constexpr (Bits == 4 && Int4Dot::fast)
     if (M <= 2 && tiling.row_blocks == 1 &&
         gemm_int4<Q, Zero, Int4Dot>(pool, tiling, M, N, K, block, A, lda, packed, C, ldc, ep, rows_per_item))
+      return;
+  if constexpr (Int4Dot::fast && !Exact)
+    if (M >= kFewestRows && M <= kMostRows && tiling.row_blocks == 1 &&
+        gemm_pair_rows<Q, Bits, Zero>(pool, tiling, M, N, K, block, A, lda, packed, C, ldc, ep, rows_per_item))
       return;
   const i64 blocks = ceil_div(K, block);
   pool.parallel_for(tiling.tasks(), [&](i64 task) {

@@ -86,6 +86,10 @@ struct Int4Dot {
                                                     0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
     return _mm512_permutexvar_epi16((__m512i)((Vec<uint16_t, 32>)words >> (4 * j)), table);
   }
+  OPSMITH_INLINE static Words byte_pairs(Vec<int8_t> first, Vec<int8_t> second) {
+    const __m512i low = _mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)first), high = _mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)second);
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, low, (__m512i)((I)high << 16));
+  }
   OPSMITH_INLINE static Words add_products(Words sum, Words weights, int32_t x) {
     return _mm512_dpwssd_epi32(sum, weights, _mm512_set1_epi32(x));
   }

@@ -74,8 +74,20 @@ OPSMITH_INLINE F sqrt(F x) {
   return x;
 }
 
+// Pairs of 16 bits in a word, multiplied and added: see quant_rows.hpp.
 struct Int4Dot {
   static constexpr bool fast = false;
+  using Words = I;
+  // The half bytes j and j + 4 of every word.
+  OPSMITH_INLINE static Words weights(Words words, int j) {
+    return (((words << (28 - 4 * j)) >> 28) & 0xffff) | (((words << (12 - 4 * j)) >> 28) << 16);
+  }
+  OPSMITH_INLINE static Words byte_pairs(Vec<int8_t> first, Vec<int8_t> second) {
+    return (__builtin_convertvector(first, I) & 0xffff) | (__builtin_convertvector(second, I) << 16);
+  }
+  OPSMITH_INLINE static Words add_products(Words sum, Words weights, int32_t x) {
+    return sum + ((weights << 16) >> 16) * static_cast<int32_t>(static_cast<int16_t>(x)) + (weights >> 16) * (x >> 16);
+  }
 };
 
 // Byte j of every word times byte j of every word of x, exact in 32 bits.

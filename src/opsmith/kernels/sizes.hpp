@@ -25,9 +25,14 @@ inline i64 host_not(i64 a) { return !a; }
 inline i64 host_and(i64 a, i64 b) { return a && b; }
 inline i64 host_or(i64 a, i64 b) { return a || b; }
 
-inline i64 to_integer(double x) {  // towards zero, saturated, so that a malformed value stays defined
-  if (!(x > -9.2e18)) return x != x ? 0 : INT64_MIN;
-  return x < 9.2e18 ? static_cast<i64>(x) : INT64_MAX;
+// Towards zero. What does not fit is what Cast makes of it (types.hpp), so that a malformed value stays defined.
+inline i64 to_integer(double x) {
+  if (!(x > -9.2e18)) return x != x && !converts_to_lowest ? 0 : INT64_MIN;
+  return x < 9.2e18 ? static_cast<i64>(x) : converts_to_lowest ? INT64_MIN : INT64_MAX;
+}
+inline i64 to_int32(double x) {
+  if (!(x > INT32_MIN)) return x != x && !converts_to_lowest ? 0 : INT32_MIN;
+  return x < 0x1p31 ? static_cast<i64>(x) : converts_to_lowest ? INT32_MIN : INT32_MAX;
 }
 
 // Slices with a positive step: negative counts from the end, all is clamped to [0, size].

@@ -343,15 +343,20 @@ def _measure(
     with progress.task("bench") as step:
         while group == 0 or group < groups:
             with contextlib.ExitStack() as stack:
-                started: dict[int, Worker] = {}
+                # Python and the runtimes are imported side by side; models are loaded one after the other, on idle cores.
+                workers = [
+                    stack.enter_context(Worker(track.candidate.label, threads, runtime=track.candidate.runtime))
+                    for track in tracks
+                ]
+                for worker in workers:
+                    worker.ask("ready")
                 # Who loads first lies elsewhere in memory, and may be a percent slower for it: take turns.
-                for i in range(len(tracks)) if group % 2 == 0 else reversed(range(len(tracks))):
+                places = range(len(tracks)) if group % 2 == 0 else range(len(tracks) - 1, -1, -1)
+                for loaded, i in enumerate(places):
                     track = tracks[i]
                     step(f"loading {track.candidate.label}", advance=0)
-                    _check_memory(track.candidate, len(started))
-                    started[i] = stack.enter_context(Worker(track.candidate.label, threads))
-                    _start(started[i], track, folder, i if group == 0 else None, threads)
-                workers = [started[i] for i in range(len(tracks))]
+                    _check_memory(track.candidate, loaded)
+                    _start(workers[i], track, folder, i if group == 0 else None, threads)
                 if cut is None or per_group is None:
                     cut, turn = _size_turns(workers)
                     loading = sum(track.load[0] + track.first[0] for track in tracks)

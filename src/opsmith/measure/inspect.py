@@ -186,7 +186,8 @@ def parameters(model: ir.Model) -> int:
     for node in model.graph.all_nodes():
         if node.op_type == "Constant" and (attribute := node.attributes.get("value")) is not None:
             tensors.append(attribute.value)
-    kept = [t for t in tensors if t is not None and (t.dtype.is_floating_point() or t.dtype.bitwidth < 32)]
+    numbers = [t for t in tensors if t is not None and t.dtype != ir.DataType.STRING]
+    kept = [t for t in numbers if t.dtype.is_floating_point() or t.dtype.bitwidth < 32]
     return sum(t.size for t in kept)
 
 

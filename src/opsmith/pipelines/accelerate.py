@@ -1,22 +1,21 @@
 """`opsmith.accelerate(pipe)`: a live diffusers pipeline runs on compiled components; `opsmith.restore(pipe)` undoes it.
 
-    key      hash of the weights and configs of unet, vae and text encoder
-    export   the pipeline, saved, into the cache folder under that key             (skipped if it is there)
-    compile  each component                                                         (skipped if it is there)
-    swap     unet.forward, vae.decode, text_encoder.forward: same signatures, torch tensors in and out
+    key      of each component's config and weights
+    export   the pipeline, saved, into the cache folder        (skipped if the folder has a pipeline of these components)
+    compile  each component                                    (skipped if it is there)
+    swap     forward of unet, text encoders and ControlNets, vae.decode: same signatures, torch tensors in and out
 
-A call with arguments that the compiled component does not know (LoRA scales, control nets, clip_skip) goes to the
+A call with arguments that the compiled component does not know (LoRA scales, attention masks) goes to the
 original, with a warning, and so does every call once the weights of the live component have changed. The only file of `pipelines` that imports torch, and only when it is used.
 """
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import importlib.util
-import json
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,17 +23,17 @@ import numpy as np
 import onnxruntime as ort
 
 import opsmith
-from opsmith import session, settings, store
-from opsmith._version import __version__
+from opsmith import content, session, store
 from opsmith.errors import OpsmithError
+from opsmith.pipelines import homes
 from opsmith.pipelines.create import compile_components
+from opsmith.pipelines.diffusion.control import scaled
+from opsmith.pipelines.diffusion.parts import CONTROL
 from opsmith.pipelines.text import choose_variant
 
 Array = np.ndarray[Any, Any]
 Pipe = TypeVar("Pipe")  # a class of diffusers; the caller gets back what was given
 
-_SWAPPED = (("text_encoder", "forward"), ("unet", "forward"), ("vae", "decode"))
-_NEEDED = ("text_encoder", "unet", "vae_decoder")
 _MARK = "_opsmith"  # on a swapped function
 
 
@@ -65,26 +64,49 @@ def accelerate(
 ) -> Pipe:
     """Swap the components of PIPE, in place, and return it. FOLDER keeps the compiled pipeline, instead of the cache folder."""
     live: Any = pipe
-    parts = {name: getattr(live, name, None) for name in ("text_encoder", "unet", "vae")}
+    parts = _parts(live)
     for name, part in parts.items():
-        if part is None:
-            raise OpsmithError(f"the pipeline has no {name}", "Stable Diffusion v1.x and v2.x pipelines are supported")
         if next(part.parameters()).device.type != "cpu":
             raise OpsmithError(f"the pipeline's {name} is not on the CPU", 'call pipe.to("cpu") first')
     restore(pipe)
-    home = Path(folder) if folder is not None else settings.cache_folder("accelerated")
-    home = home / _key(parts)
+    root = Path(folder) if folder is not None else homes.cache()
+    keys = _keys(parts)
+    home = homes.find(root, keys) or root / f"live-{homes.name_of(keys)}"
     if not (home / "model_index.json").is_file():
         with tempfile.TemporaryDirectory(prefix="opsmith-") as temporary:
             source = Path(temporary) / "pipeline"
             live.save_pretrained(source)
             opsmith.export(source, home)
-    compile_components(home, _NEEDED, search=search, regions=regions, precision=precision)
-    loaded = {name: session.load(choose_variant(home / name), threads=threads) for name in _NEEDED}
-    live.text_encoder.forward = _fresh(live.text_encoder, "forward", _text_encoder, loaded["text_encoder"])
-    live.unet.forward = _fresh(live.unet, "forward", _unet, loaded["unet"])
-    live.vae.decode = _fresh(live.vae, "decode", _vae_decoder, loaded["vae_decoder"])
+    compile_components(home, list(keys), search=search, regions=regions, precision=precision)
+    for name, part in parts.items():
+        component, method, swap = _swap_of(name)
+        loaded = session.load(choose_variant(home / component), threads=threads)
+        setattr(part, method, _fresh(part, method, swap, loaded))
     return pipe
+
+
+def _parts(live: Any) -> dict[str, Any]:
+    """The components that are swapped, by name; several ControlNets are named as diffusers saves them."""
+    found = {name: getattr(live, name, None) for name in ("text_encoder", "text_encoder_2", "unet", "vae")}
+    needed = ["unet", "vae"] if found["text_encoder_2"] is not None else ["text_encoder", "unet", "vae"]
+    for name in needed:
+        if found[name] is None:
+            raise OpsmithError(
+                f"the pipeline has no {name}", "Stable Diffusion 1.x, 2.x and XL pipelines are supported"
+            )
+    control = getattr(live, CONTROL, None)
+    nets = getattr(control, "nets", None) or ([] if control is None else [control])
+    found |= {f"{CONTROL}_{i}" if i else CONTROL: net for i, net in enumerate(nets)}
+    return {name: part for name, part in found.items() if part is not None}
+
+
+def _swap_of(name: str) -> tuple[str, str, Callable[..., Callable[..., Any]]]:
+    """The exported component, the method it stands for, and what swaps it."""
+    if name == "vae":
+        return "vae_decoder", "decode", _vae_decoder
+    if name.startswith(CONTROL):
+        return name, "forward", _controlnet
+    return name, "forward", _unet if name == "unet" else _text_encoder
 
 
 def _fresh(
@@ -151,49 +173,130 @@ class Weights:
 
 def restore(pipe: Pipe) -> Pipe:
     """Undo `accelerate`; a pipeline that was not accelerated stays as it is."""
-    for name, method in _SWAPPED:
-        part = getattr(pipe, name, None)
-        if part is not None and hasattr(vars(part).get(method), _MARK):
-            delattr(part, method)  # the class's own method shows again
+    control = getattr(pipe, CONTROL, None)
+    names = ("text_encoder", "text_encoder_2", "unet", "vae")
+    for part in (*(getattr(pipe, name, None) for name in names), control, *(getattr(control, "nets", None) or ())):
+        for method in ("forward", "decode") if part is not None else ():
+            if hasattr(vars(part).get(method), _MARK):
+                delattr(part, method)  # the class's own method shows again
     return pipe
 
 
-def _key(parts: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256(__version__.encode())
+def _keys(parts: Mapping[str, Any]) -> dict[str, str]:
+    """The content of each exported component."""
+    found = {}
     for name, part in parts.items():
         config = part.config
-        content = config.to_dict() if hasattr(config, "to_dict") else dict(config)
-        digest.update(f"{name} {json.dumps(content, sort_keys=True, default=str)}".encode())
-        for key, value in part.state_dict().items():
-            array = value.detach().float().contiguous().numpy()
-            digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(memoryview(array).cast("B") if array.size else b"")
-    return digest.hexdigest()[:24]
+        plain = config.to_diff_dict() if hasattr(config, "to_diff_dict") else dict(config)
+        tensors = {k: functools.partial(_numpy, v) for k, v in part.state_dict().items()}
+        found[_swap_of(name)[0]] = content.key(plain, tensors)
+    return found
 
 
 def _unet(original: Callable[..., Any], loaded: ort.InferenceSession) -> Callable[..., Any]:
     def forward(
         sample: Any, timestep: Any, encoder_hidden_states: Any, *args: Any, return_dict: bool = True, **others: Any
     ) -> Any:
-        import torch
-
-        unknown = _given({f"argument {i + 4}": a for i, a in enumerate(args)} | others)
-        if unknown:
-            _warn("unet", unknown)
+        residuals = list(others.get("down_block_additional_residuals") or ())
+        middle = others.get("mid_block_additional_residual")
+        given = _conditions(others)
+        given |= {f"down_block_residual.{i}": value for i, value in enumerate(residuals)}
+        given |= {} if middle is None else {"mid_block_residual": middle}
+        feeds = {"sample": sample, "encoder_hidden_states": encoder_hidden_states, **given}
+        unknown = _unknown(loaded, args, others, {*_CONDITIONS, *_RESIDUALS}, feeds)
+        if residuals and residuals[0].shape[-2:] != sample.shape[-2:]:
+            unknown.append("residuals of another size")
+        made = None if unknown else _at_one_time(loaded, timestep, feeds, sample.dtype)
+        if made is None:
+            _warn("unet", unknown or ["several timesteps"])
             return original(sample, timestep, encoder_hidden_states, *args, return_dict=return_dict, **others)
-        when = timestep if torch.is_tensor(timestep) else torch.tensor(timestep)
-        if len(set(when.reshape(-1).tolist())) > 1:
-            _warn("unet", ["several timesteps"])
-            return original(sample, timestep, encoder_hidden_states, return_dict=return_dict)
-        feeds = {"sample": sample, "timestep": when.reshape(-1)[:1], "encoder_hidden_states": encoder_hidden_states}
-        noise = _run(loaded, feeds, sample.dtype)[0]
         if not return_dict:
-            return (noise,)
+            return (made[0],)
         from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 
-        return UNet2DConditionOutput(sample=noise)
+        return UNet2DConditionOutput(sample=made[0])
 
     return forward
+
+
+_CONDITIONS = ("timestep_cond", "added_cond_kwargs")
+_RESIDUALS = ("down_block_additional_residuals", "mid_block_additional_residual")
+
+
+def _conditions(others: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs beside latents, time and text, by the names of the graph."""
+    found = dict(others.get("added_cond_kwargs") or {})
+    if others.get("timestep_cond") is not None:
+        found["timestep_cond"] = others["timestep_cond"]
+    return found
+
+
+def _unknown(
+    loaded: ort.InferenceSession,
+    args: Sequence[Any],
+    others: Mapping[str, Any],
+    known: Collection[str],
+    feeds: Mapping[str, Any],
+) -> list[str]:
+    """What was given and cannot be fed, and what the graph reads and was not given."""
+    reads = {i.name for i in loaded.get_inputs()} - {"timestep"}
+    more = {f"argument {i + 4}": a for i, a in enumerate(args)} | {k: v for k, v in others.items() if k not in known}
+    missing = [f"a call without {name}" for name in sorted(reads - set(feeds))]
+    return [*_given(more), *sorted(set(feeds) - reads), *missing]
+
+
+def _at_one_time(loaded: ort.InferenceSession, timestep: Any, feeds: Mapping[str, Any], dtype: Any) -> list[Any] | None:
+    """All outputs; None if the pictures of the batch are at different timesteps."""
+    import torch
+
+    when = timestep if torch.is_tensor(timestep) else torch.tensor(timestep)
+    if len(set(when.reshape(-1).tolist())) > 1:
+        return None
+    return _run(loaded, {**feeds, "timestep": when.reshape(-1)[:1]}, dtype)
+
+
+def _controlnet(original: Callable[..., Any], loaded: ort.InferenceSession) -> Callable[..., Any]:
+    def forward(
+        sample: Any,
+        timestep: Any,
+        encoder_hidden_states: Any,
+        controlnet_cond: Any,
+        conditioning_scale: float = 1.0,
+        *args: Any,
+        guess_mode: bool = False,
+        return_dict: bool = True,
+        **others: Any,
+    ) -> Any:
+        feeds = {
+            "sample": sample,
+            "encoder_hidden_states": encoder_hidden_states,
+            "controlnet_cond": controlnet_cond,
+            **_conditions(others),
+        }
+        unknown = _unknown(loaded, args, others, _CONDITIONS, feeds)
+        made = None if unknown else _at_one_time(loaded, timestep, feeds, sample.dtype)
+        if made is None:
+            _warn(CONTROL, unknown or ["several timesteps"])
+            told = {"guess_mode": guess_mode, "return_dict": return_dict, **others}
+            return original(sample, timestep, encoder_hidden_states, controlnet_cond, conditioning_scale, *args, **told)
+        return _scaled_residuals(original, made, conditioning_scale, guess_mode, return_dict)
+
+    return forward
+
+
+def _scaled_residuals(
+    original: Callable[..., Any], made: Sequence[Any], scale: float, guess: bool, return_dict: bool
+) -> Any:
+    import torch
+    from diffusers.models.controlnets.controlnet import ControlNetOutput
+
+    net: Any = original.__self__  # type: ignore[attr-defined]
+    arrays = {str(i): _numpy(value) for i, value in enumerate(made)}
+    found = scaled(arrays, float(scale), guess=guess, pooled=bool(net.config.global_pool_conditions))
+    tensors = [torch.from_numpy(np.array(a)).to(made[0].dtype) for a in found.values()]
+    if not return_dict:
+        return tensors[:-1], tensors[-1]
+    return ControlNetOutput(down_block_res_samples=tensors[:-1], mid_block_res_sample=tensors[-1])
 
 
 def _vae_decoder(original: Callable[..., Any], loaded: ort.InferenceSession) -> Callable[..., Any]:
@@ -209,24 +312,40 @@ def _vae_decoder(original: Callable[..., Any], loaded: ort.InferenceSession) -> 
 
 
 def _text_encoder(original: Callable[..., Any], loaded: ort.InferenceSession) -> Callable[..., Any]:
+    names = [o.name for o in loaded.get_outputs()]
+
     def forward(
         input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, *args: Any, **others: Any
     ) -> Any:
+        layers = bool(others.get("output_hidden_states")) and "hidden_states.0" in names
         # False and None are what the original does anyway; return_dict=False would ask for a tuple.
         asked = {k: v for k, v in others.items() if v not in (None, False) and not (k == "return_dict" and v is True)}
         if others.get("return_dict") is False:
             asked["return_dict"] = False
+        if layers:
+            asked.pop("output_hidden_states")
         unknown = _given({"attention_mask": attention_mask, "position_ids": position_ids}) + list(asked)
         if unknown or args or input_ids is None:
             _warn("text_encoder", unknown or ["other arguments"])
             return original(input_ids, attention_mask, position_ids, *args, **others)
         import torch
-        from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-        states = _run(loaded, {"input_ids": input_ids}, torch.float32)
-        return BaseModelOutputWithPooling(last_hidden_state=states[0], pooler_output=states[1])
+        made = dict(zip(names, _run(loaded, {"input_ids": input_ids}, torch.float32)))
+        states = tuple(value for name, value in made.items() if name.startswith("hidden_states."))
+        return _encoded(made, states if layers else None)
 
     return forward
+
+
+def _encoded(made: Mapping[str, Any], states: tuple[Any, ...] | None) -> Any:
+    """In the class that the original gives."""
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+    from transformers.models.clip.modeling_clip import CLIPTextModelOutput
+
+    last = made["last_hidden_state"]
+    if "text_embeds" in made:
+        return CLIPTextModelOutput(text_embeds=made["text_embeds"], last_hidden_state=last, hidden_states=states)
+    return BaseModelOutputWithPooling(last_hidden_state=last, pooler_output=made["pooler_output"], hidden_states=states)
 
 
 def _given(arguments: Mapping[str, Any]) -> list[str]:

@@ -18,9 +18,10 @@ import opsmith
 from opsmith import progress, settings, store
 from opsmith._version import __version__
 from opsmith.errors import OpsmithError
-from opsmith.pipelines.diffusion import DiffusionApp
-
-COMPILED = ("text_encoder", "unet", "vae_decoder", "vae_encoder")
+from opsmith.pipelines import homes
+from opsmith.pipelines.diffusion import DiffusionApp, Generated
+from opsmith.pipelines.diffusion.parts import components
+from opsmith.pipelines.diffusion.split import write_pieces
 
 
 class StableDiffusion(DiffusionApp):
@@ -29,9 +30,14 @@ class StableDiffusion(DiffusionApp):
     height: int | None = None
     width: int | None = None
 
-    def generate_image(self, prompt: str, negative_prompt: str = "", **options: Any) -> list[Image.Image]:
-        """Pictures; OPTIONS are those of `generate`."""
-        return self.generate(prompt, negative_prompt, **{"height": self.height, "width": self.width, **options}).images
+    def generate_image(
+        self, prompt: str | Sequence[str], negative_prompt: str | Sequence[str] = "", **options: Any
+    ) -> list[Image.Image]:
+        """Pictures; OPTIONS are those of `generate`, or diffusers' words for them."""
+        return self(prompt, negative_prompt=negative_prompt, **options).images
+
+    def __call__(self, prompt: str | Sequence[str] = "", **words: Any) -> Generated:
+        return super().__call__(prompt, **{"height": self.height, "width": self.width, **words})
 
 
 def create_stable_diffusion(
@@ -45,11 +51,16 @@ def create_stable_diffusion(
     folder: store.PathLike | None = None,
     threads: int | None = None,
     low_memory: bool = False,
+    pieces: bool = False,
+    kernel_search_space: int | None = None,
 ) -> StableDiffusion:
     """SOURCE is a Hugging Face id, a folder in its layout (both need torch, once), or an exported pipeline folder.
 
     What is made is kept in FOLDER, by default in the cache folder under a key of the source; a second call only loads it.
+    PIECES compiles the UNet's pieces too, for the savings and `fast` (see docs/imagine.md); it takes as much time and disk again.
+    KERNEL_SEARCH_SPACE is the older word for SEARCH.
     """
+    search = search if kernel_search_space is None else kernel_search_space
     given = Path(source)
     if (given / "unet").is_dir() and store.variants(given / "unet"):
         if folder is not None and Path(folder).absolute() != given.absolute():
@@ -58,22 +69,37 @@ def create_stable_diffusion(
     else:
         home = Path(folder) if folder is not None else cached_home(source)
         if not (home / "model_index.json").is_file():
-            opsmith.export(source, home)
+            _make(source, home, shared=folder is None)
     compile_components(home, search=search, regions=regions, precision=precision)
+    if pieces:
+        names = [folder.name for folder in write_pieces(home)]
+        compile_components(home, names, search=search, precision=precision)  # what depends on the prompt is no whole
     app = StableDiffusion(home, threads=threads, low_memory=low_memory)
     app.height, app.width = height, width
     return app
 
 
+def _make(source: str | os.PathLike[str], home: Path, *, shared: bool) -> None:
+    """Export SOURCE into HOME; SHARED: unless the cache has its components already, from whoever."""
+    root = Path(source)
+    keys = homes.keys_of_source(root) if shared and (root / "model_index.json").is_file() else None
+    found = homes.find(homes.cache(), keys) if keys else None
+    if found is not None and (found / "vae_encoder").is_dir():
+        homes.view(found, root, home)
+    else:
+        opsmith.export(source, home)
+
+
 def compile_components(
     home: Path,
-    names: Sequence[str] = COMPILED,
+    names: Sequence[str] | None = None,
     *,
     search: int = 0,
     regions: str = "auto",
     precision: str | None = None,
 ) -> None:
-    """Every component gets a compiled variant, unless it has one for this search level and precision."""
+    """Each of the NAMES, or every component, gets a compiled variant, unless it has one for this search level and precision."""
+    names = components(home) if names is None else names
     wanted = {"search": search, "regions": regions, "precision": settings.get(precision=precision).precision}
     with progress.task("compile", total=len(names)) as step:
         for name in names:
@@ -92,7 +118,7 @@ def compile_components(
 
 def cached_home(source: str | os.PathLike[str]) -> Path:
     """Where the pipeline that is exported from SOURCE is kept."""
-    return settings.cache_folder("pipelines") / _key(source)
+    return homes.cache() / _key(source)
 
 
 def _key(source: str | os.PathLike[str]) -> str:

@@ -1,4 +1,4 @@
-"""Edits within a mask: recolour, replace, remove, blur, brighten, darken. Outside of the mask no pixel changes.
+"""Edits within a mask: recolour, replace, remove, blur, brighten, darken. Outside of `area(mask, change)` no pixel changes.
 
 mask = masks.from_words(picture, "apple", Segmenter(folder))
 edited = edit(picture, mask, grammar.parse("make it blue"))
@@ -6,7 +6,9 @@ edited = edit(picture, mask, grammar.parse("make it blue"))
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,48 @@ FILLS = ("painted", "smooth")
 # square error against the true background is, with a setting (grass, sea, sky, night) and with a plain one: 22.9 and 0.5
 # unpainted, 18.3 and 3.1 at 0.2, 18.1 and 5.6 at 0.3, 19.0 and 13.0 at 0.4.
 FILLED = 0.2
+# Another thing has another shape: it may use the surroundings, an eighth of the selection's size, but not this many pixels more, nor so
+# many that what is painted is more than twice what was selected.
+GROWTH = 16
+LARGEST_GROWTH = 128  # that may be asked for
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
+
+
+@dataclasses.dataclass(frozen=True)
+class Area:
+    """What an edit may change."""
+
+    soft: Array  # [H,W] how much of the new picture is there; 0 is left as it was, byte by byte
+    grown: int  # pixels beyond the selection, its soft edge not counted
+
+    @property
+    def share(self) -> float:
+        """Of the picture."""
+        return float((self.soft > 0).mean())
+
+
+def area(mask: Mask, change: Change, grow: int | None = None) -> Area:
+    """What CHANGE may touch of a picture with MASK: the selection, and GROW pixels around it where something is painted."""
+    if grow is not None and not 0 <= grow <= LARGEST_GROWTH:
+        raise OpsmithError(f"growing by {grow} pixels is not possible", f"0 to {LARGEST_GROWTH}")
+    if change.kind == "remove":
+        return _grown(mask, 2 if grow is None else grow)  # the thing's soft edge goes too
+    if change.kind == "replace":
+        return _grown(mask, _room(mask) if grow is None else grow)
+    return Area(mask.soft, 0)
+
+
+def _grown(mask: Mask, pixels: int) -> Area:
+    hard = np.asarray(masks.grown(mask.hard, pixels)) > 0 if pixels else mask.hard
+    return Area(masks.feathered(hard, 2), pixels)
+
+
+def _room(mask: Mask) -> int:
+    selected = int(mask.hard.sum())
+    pixels = int(np.clip(np.sqrt(selected) / 8, 2, GROWTH))
+    while pixels > 2 and (_grown(mask, pixels).soft > 0).sum() > 2 * selected:
+        pixels -= 1
+    return pixels
 
 
 def edit(
@@ -41,11 +84,12 @@ def edit(
     guidance: float | None = None,
     seed: int = 0,
     callback: Callback | None = None,
+    grow: int | None = None,
 ) -> tuple[Image.Image, Generated | None]:
     """The edited picture, and what the picture model did if it was needed.
 
     `replace` needs APP. `remove` fills from the surroundings, and with APP the model paints the background over the
-    filling; PROMPT says what it looks like, without it nothing guides the model but the surroundings.
+    filling; PROMPT says what it looks like, without it nothing guides the model but the surroundings. GROW is as for `area`.
     """
     image = image.convert("RGB")
     if mask.hard.shape != (image.height, image.width):
@@ -63,7 +107,7 @@ def edit(
         radius = change.amount * max(2.0, min(image.size) / 40)
         return blended(image, np.asarray(image.filter(ImageFilter.GaussianBlur(radius)), np.float32), mask.soft), None
     if change.kind == "remove":
-        wide = masks.feathered(np.asarray(masks.grown(mask.hard, 2)) > 0, 2)  # the thing's soft edge goes too
+        wide = area(mask, change, grow).soft
         filled = blended(image, filled_from_around(pixels, wide > 0), wide)
         if app is None:
             return filled, None
@@ -72,12 +116,25 @@ def edit(
     if change.kind == "replace":
         if app is None:
             raise OpsmithError("replacing needs a picture model", "name a pipeline folder with --model")
-        left, top, right, bottom = mask.box
-        # Another thing has another shape: it may use the surroundings, an eighth of the selection's size.
-        room = masks.grown(mask.hard, max(2, max(right - left, bottom - top) / 8))
-        wide = masks.feathered(np.asarray(room) > 0, 2)
+        wide = area(mask, change, grow).soft
         return _painted(image, wide, app, prompt or change.text, 1.0, steps, guidance, seed, callback)
     raise OpsmithError(f"the change {change.kind!r} is unknown")
+
+
+_BACKGROUND = re.compile(
+    r"\b(?:on|in|under|before|against|behind|over)\b(?!.*\b(?:on|in|under|before|against|behind|over)\b).*$"
+)
+
+
+def with_background(thing: str, prompt: str) -> str:
+    """THING before the background that PROMPT, which made the picture, names: "a pear" -> "a pear on a yellow background"."""
+    found = _BACKGROUND.search(" ".join(prompt.split()))
+    return f"{thing} {found[0]}" if found and not _BACKGROUND.search(thing) else thing
+
+
+def prompt_of(change: Change, settings: Mapping[str, Any]) -> str | None:
+    """What a replace paints, if nothing else is asked for: its words, and the background of what the SETTINGS say made the picture."""
+    return with_background(change.text, str(settings.get("prompt") or "")) if change.kind == "replace" else None
 
 
 def painter(

@@ -41,6 +41,7 @@ class TextEncoder:
         if "input_ids" not in self.inputs or not {"text_embeds", "last_hidden_state"} & set(outputs):
             raise OpsmithError(f"{self.path} is not a text encoder: it has no input_ids or no last_hidden_state")
         self.output = "text_embeds" if "text_embeds" in outputs else "last_hidden_state"
+        self.size: int = next(o.shape[-1] for o in self.session.get_outputs() if o.name == self.output)
         self.pooling = _pooling(self.home)
         self.tokenizer = load_tokenizer(self.home)
         if hasattr(self.tokenizer, "no_padding"):
@@ -71,9 +72,40 @@ class TextEncoder:
             raise OpsmithError(f"there is no token {wrong[0]}", f"0 to {size - 1}")
         return ids
 
-    def embed_tokens(self, encoded: Sequence[Sequence[int]], stopped: Callable[[], bool] = lambda: False) -> Array:
+    def encode_many(self, texts: Sequence[str], truncate: Sequence[bool]) -> list[list[int] | OpsmithError]:
+        """The tokens of each text, or why it has none; TRUNCATE cuts one that is too long instead of refusing it."""
+        encoded: list[list[int] | OpsmithError] = []
+        short = [t if len(t) <= self.longest * self.longest_token else "" for t in texts]
+        for text, cut, ids in zip(texts, truncate, self._encode_batch(short)):
+            try:
+                if cut:
+                    encoded.append(self._cut(ids or encode(self.tokenizer, text)))
+                else:
+                    encoded.append(self.encode(text if ids is None or not text or len(ids) > self.longest else ids))
+            except OpsmithError as error:
+                encoded.append(error)
+        return encoded
+
+    def _encode_batch(self, texts: Sequence[str]) -> list[list[int] | None]:
+        """None for those that have to be looked at one by one; the texts together are split faster than one by one."""
+        try:
+            found = self.tokenizer.encode_batch(list(texts))
+        except (TypeError, UnicodeEncodeError):  # half a character somewhere
+            return [None] * len(texts)
+        return [list(one.ids) if text else None for one, text in zip(found, texts)]
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        """At most `longest` tokens; the last stays, as it ends every text."""
+        return ids if len(ids) <= self.longest else [*ids[: self.longest - 1], ids[-1]]
+
+    def embed_tokens(
+        self,
+        encoded: Sequence[Sequence[int]],
+        stopped: Callable[[], bool] = lambda: False,
+        batch_tokens: int = BATCH_TOKENS,
+    ) -> Array:
         vectors: dict[int, Array] = {}
-        for batch in _batches([len(ids) for ids in encoded]):
+        for batch in _batches([len(ids) for ids in encoded], batch_tokens):
             if stopped():
                 break
             for i, vector in zip(batch, self._run([encoded[i] for i in batch])):
@@ -114,11 +146,11 @@ def _pooling(home: Path) -> str:
     return chosen[0] if chosen else "mean"
 
 
-def _batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices, longest first, in groups that fit BATCH_TOKENS when padded to their first."""
+def _batches(lengths: Sequence[int], most: int = BATCH_TOKENS) -> list[list[int]]:
+    """Indices, longest first, in groups that fit MOST tokens when padded to their first."""
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= BATCH_TOKENS:
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= most:
             batches[-1].append(i)
         else:
             batches.append([i])

@@ -20,7 +20,7 @@ from PIL import Image, ImageFilter
 
 from opsmith import session, store
 from opsmith.errors import OpsmithError
-from opsmith.pipelines import pictures
+from opsmith.pipelines import pictures, preprocess
 from opsmith.pipelines.clip_tokenizer import ClipTokenizer
 from opsmith.pipelines.text import choose_variant, read_config
 
@@ -83,12 +83,9 @@ class Segmenter:
             raise OpsmithError("what to select is empty", "name a thing in the picture")
         resample = Image.Resampling(int(self.preprocessor.get("resample", 2)))
         small = image.convert("RGB").resize((self.width, self.height), resample)
-        pixels = np.asarray(small, np.float32) * float(self.preprocessor.get("rescale_factor", 1 / 255))
-        mean = np.array(self.preprocessor.get("image_mean", (0.485, 0.456, 0.406)), np.float32)
-        deviation = np.array(self.preprocessor.get("image_std", (0.229, 0.224, 0.225)), np.float32)
         ids = np.array([self.tokenizer.enclosed(words, self.longest)[0]], np.int64)
         feeds = {
-            "pixel_values": np.ascontiguousarray(((pixels - mean) / deviation).transpose(2, 0, 1)[None], np.float32),
+            "pixel_values": preprocess.scaled(small, self.preprocessor)[None],
             "input_ids": ids,
             "attention_mask": np.ones_like(ids),
         }
@@ -226,9 +223,12 @@ def parts(hard: Array) -> tuple[Array, Array]:
     return labels, np.bincount(labels.ravel(), minlength=len(numbers) + 1)[1:]
 
 
-def overlay(image: Image.Image, mask: Mask) -> Image.Image:
-    """The picture with the selection in red and the rest darkened, to look at before the edit."""
+def overlay(image: Image.Image, mask: Mask, area: Array | None = None) -> Image.Image:
+    """The picture with the selection in red and the rest darkened, to look at before the edit. AREA [H,W]: what may change, in yellow."""
     pixels = np.asarray(image.convert("RGB"), np.float32)
     m = mask.soft[..., None]
     shown = pixels * (0.45 + 0.2 * m) + m * np.array([110, 0, 0], np.float32)
+    if area is not None:
+        ring = ((area > 0) & (mask.soft == 0))[..., None]
+        shown = shown + ring * np.array([90, 75, 0], np.float32)
     return Image.fromarray(np.clip(shown, 0, 255).astype(np.uint8))

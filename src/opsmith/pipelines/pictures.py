@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image, ImageDraw, PngImagePlugin
@@ -18,15 +18,16 @@ Array = np.ndarray[Any, Any]
 KEY = "opsmith"  # the PNG text entry that holds the settings as JSON
 
 
-def read(path: str | os.PathLike[str], mode: str = "RGB") -> Image.Image:
+def read(path: str | os.PathLike[str] | IO[bytes], mode: str = "RGB") -> Image.Image:
     try:
         with Image.open(path) as opened:
             converted: Image.Image = opened.convert(mode)
             return converted
     except FileNotFoundError as error:
-        raise OpsmithError(f"{os.fspath(path)} does not exist") from error
+        raise OpsmithError(f"{path} does not exist") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise OpsmithError(f"{os.fspath(path)} is not a readable picture: {' '.join(str(error).split())}") from error
+        name = path if isinstance(path, (str, os.PathLike)) else "it"
+        raise OpsmithError(f"{name} is not a readable picture: {' '.join(str(error).split())}") from error
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:

@@ -6,7 +6,9 @@ sigma = s_t / a_t. A scheduler is made for a number of steps; `step(i, output, s
     DDIM            Song et al., "Denoising Diffusion Implicit Models"
     PNDM            Liu et al., "Pseudo Numerical Methods for Diffusion Models on Manifolds" (the PLMS part, as Stable Diffusion uses it)
     Euler, Euler a  Karras et al., "Elucidating the Design Space of Diffusion-Based Generative Models"
-    DPM++ 2M        Lu et al., "DPM-Solver++", second order, multistep; with Karras sigmas on request
+    Heun            the same, second order: every step but the last looks twice
+    DPM++ 2M        Lu et al., "DPM-Solver++", second order, multistep; "SDE": with fresh noise at every step
+    UniPC           Zhao et al., "UniPC: A Unified Predictor-Corrector Framework", multistep
     LCM             Luo et al., "Latent Consistency Models"
 """
 
@@ -20,6 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from opsmith.errors import OpsmithError
+from opsmith.pipelines.sigmas import SPACINGS
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -28,6 +31,8 @@ class Scheduler:
     """What all of them share: the noise schedule, the spacing of timesteps, and how a model's output is read."""
 
     spacing = "leading"  # where the config does not say
+    order = 1  # timesteps for each step that was asked for
+    eta = 0.0  # DDIM's: how much of the noise is fresh, 0 to 1
 
     def __init__(self, config: Mapping[str, Any], steps: int) -> None:
         self.config = config
@@ -125,7 +130,9 @@ class DDIM(Scheduler):
         if self.config.get("clip_sample", True):
             limit = float(self.config.get("clip_sample_range", 1.0))
             clean = np.clip(clean, -limit, limit)
-        return np.asarray(np.sqrt(next_alpha) * clean + np.sqrt(1 - next_alpha) * noise)
+        spread = self.eta * ((1 - next_alpha) / (1 - alpha) * (1 - alpha / next_alpha)) ** 0.5
+        moved = np.sqrt(next_alpha) * clean + np.sqrt(1 - next_alpha - spread**2) * noise
+        return np.asarray(moved + spread * fresh_noise(rng, sample.shape) if self.eta else moved)
 
 
 class PNDM(Scheduler):
@@ -185,15 +192,48 @@ class _Sigmas(Scheduler):
         last = float(self._all_sigmas()[0]) if self.config.get("final_sigmas_type", "zero") == "sigma_min" else 0.0
         return np.concatenate([sigmas, [last]]).astype(np.float32)
 
-    def _karras(self, low: float, high: float) -> Array:
-        """Karras et al., equation 5, rho 7."""
-        ramp = np.linspace(0, 1, self.steps)
-        return np.asarray((high ** (1 / 7) + ramp * (low ** (1 / 7) - high ** (1 / 7))) ** 7)
+    @property
+    def _chosen(self) -> str | None:
+        """The spacing of sigmas that the config asks for, if any."""
+        return next((kind for kind in SPACINGS if self.config.get(f"use_{kind}_sigmas")), None)
+
+    def _respaced(self, kind: str, low: float, high: float) -> Array:
+        return SPACINGS[kind](float(low), float(high), self.steps)
 
     def _time_of(self, sigma: Array) -> Array:
         """Where a sigma lies on the training steps, by its logarithm."""
         logs = np.log(self._all_sigmas())
-        return np.interp(np.log(sigma), logs, np.arange(len(logs)))
+        wanted = np.log(sigma)
+        below = np.clip(np.searchsorted(logs, wanted, side="right") - 1, 0, len(logs) - 2)
+        share = np.clip((logs[below] - wanted) / (logs[below] - logs[below + 1]), 0, 1)
+        return np.asarray((1 - share) * below + share * (below + 1))
+
+    def _multistep_times(self, karras_rounds: bool) -> Array:
+        """Timesteps of DPM-Solver and UniPC, which leave out the last of one more; sets the sigmas, too."""
+        every = self._all_sigmas()
+        spacing, kind = self.config.get("timestep_spacing", self.spacing), self._chosen
+        if kind is not None:
+            sigmas = self._respaced(kind, every[0], every[-1])
+            times = self._time_of(sigmas)
+            if kind == "karras" and karras_rounds:
+                times = times.round()
+        else:
+            if spacing == "linspace":
+                times = np.linspace(0, self.train_steps - 1, self.steps + 1).round()[::-1][:-1].astype(np.int64)
+            elif spacing == "leading":
+                ratio, offset = self.train_steps // (self.steps + 1), int(self.config.get("steps_offset", 0))
+                times = (np.arange(self.steps + 1) * ratio)[::-1][:-1].astype(np.int64) + offset
+            else:
+                times = self._spaced(self.steps)[::-1]
+            sigmas = np.interp(times, np.arange(len(every)), every)
+        self.sigmas = self._finish(sigmas)
+        return np.asarray(times).astype(np.int64)
+
+    @staticmethod
+    def _parts(sigma: float) -> tuple[float, float, float]:
+        """a, s, and lambda = log(a / s)."""
+        a = 1 / (sigma**2 + 1) ** 0.5
+        return a, sigma * a, -np.log(sigma) if sigma > 0 else np.inf
 
 
 class Euler(_Sigmas):
@@ -204,8 +244,8 @@ class Euler(_Sigmas):
         else:
             times = self._spaced(self.steps)[::-1].astype(np.float32)
         sigmas = np.interp(times, np.arange(len(every)), every)
-        if self.config.get("use_karras_sigmas"):
-            sigmas = self._karras(float(sigmas[-1]), float(sigmas[0]))
+        if (kind := self._chosen) is not None:
+            sigmas = self._respaced(kind, sigmas[-1], sigmas[0])
             times = self._time_of(sigmas)
         self.sigmas = self._finish(sigmas)
         top = float(self.sigmas.max())
@@ -245,40 +285,48 @@ class EulerAncestral(Euler):
         return np.asarray(moved + up * fresh_noise(rng, sample.shape)) if up > 0 else np.asarray(moved)
 
 
+class Heun(Euler):
+    """Every step but the last is taken twice: down, and again with the mean of both slopes."""
+
+    order = 2
+
+    def _timesteps(self) -> Array:
+        times = super()._timesteps()
+        self.sigmas = np.concatenate([self.sigmas[:1], np.repeat(self.sigmas[1:-1], 2), self.sigmas[-1:]])
+        self._first: tuple[Array, Array] | None = None  # sample and slope of a step's first half
+        return np.concatenate([times[:1], np.repeat(times[1:], 2)])
+
+    def _finish(self, sigmas: Array) -> Array:
+        return np.concatenate([sigmas, [0.0]]).astype(np.float32)
+
+    def step(self, i: int, output: Array, sample: Array, rng: np.random.Generator | None = None) -> Array:
+        clean = self._clean(i, output, sample)
+        if self.config.get("clip_sample"):
+            limit = float(self.config.get("clip_sample_range", 1.0))
+            clean = np.clip(clean, -limit, limit)
+        slope = (sample - clean) / float(self.sigmas[i])
+        if self._first is None:
+            start, end = float(self.sigmas[i]), float(self.sigmas[i + 1])
+            self._first = (sample, slope) if i + 1 < len(self.timesteps) else None
+            return np.asarray(sample + slope * (end - start))
+        before, first = self._first
+        self._first = None
+        return np.asarray(before + (first + slope) / 2 * float(self.sigmas[i] - self.sigmas[i - 1]))
+
+
 class DPMSolver(_Sigmas):
-    """DPM-Solver++ 2M: a first-order step, then second order with the previous prediction of x_0."""
+    """DPM-Solver++ 2M: a first-order step, then second order with the previous prediction of x_0; "sde-" adds fresh noise."""
 
     def _timesteps(self) -> Array:
         algorithm = self.config.get("algorithm_type", "dpmsolver++")
-        if algorithm != "dpmsolver++" or self.config.get("solver_type", "midpoint") != "midpoint":
+        if (
+            algorithm not in ("dpmsolver++", "sde-dpmsolver++")
+            or self.config.get("solver_type", "midpoint") != "midpoint"
+        ):
             raise OpsmithError("only DPM-Solver++ with the midpoint method is supported", "see scheduler_config.json")
-        every = self._all_sigmas()
-        spacing = self.config.get("timestep_spacing", self.spacing)
-        if spacing == "linspace":
-            times = np.linspace(0, self.train_steps - 1, self.steps + 1).round()[::-1][:-1].astype(np.int64)
-        elif spacing == "leading":
-            ratio = self.train_steps // (self.steps + 1)
-            times = (np.arange(self.steps + 1) * ratio)[::-1][:-1].astype(np.int64) + int(
-                self.config.get("steps_offset", 0)
-            )
-        else:
-            times = self._spaced(self.steps)[::-1]
-        if self.config.get("use_karras_sigmas"):
-            sigmas = self._karras(float(every[0]), float(every[-1]))
-            times = self._time_of(sigmas)
-            if self.config.get("beta_schedule", "linear") != "squaredcos_cap_v2":
-                times = times.round()
-        else:
-            sigmas = np.interp(times, np.arange(len(every)), every)
-        self.sigmas = self._finish(sigmas)
+        self._noisy = algorithm.startswith("sde-")
         self._before: Array | None = None
-        return np.asarray(times).astype(np.int64)
-
-    @staticmethod
-    def _parts(sigma: float) -> tuple[float, float, float]:
-        """a, s, and lambda = log(a / s)."""
-        a = 1 / (sigma**2 + 1) ** 0.5
-        return a, sigma * a, -np.log(sigma) if sigma > 0 else np.inf
+        return self._multistep_times(self.config.get("beta_schedule", "linear") != "squaredcos_cap_v2")
 
     def add_noise(self, i: int, clean: Array, noise: Array) -> Array:
         a, s, _ = self._parts(float(self.sigmas[i]))
@@ -288,21 +336,88 @@ class DPMSolver(_Sigmas):
         a, s, here = self._parts(float(self.sigmas[i]))
         clean, _ = self._clean_and_noise(output, sample, a**2)
         next_a, next_s, there = self._parts(float(self.sigmas[i + 1]))
-        order = int(self.config.get("solver_order", 2))
-        last = i == self.steps - 1
-        lower = last and (
+        shrunk = np.exp(here - there)  # e^-h
+        kept = shrunk if self._noisy else 1.0
+        weight = next_a * (1 - shrunk * kept)
+        moved = (next_s / s * kept) * sample + weight * clean
+        if self._before is not None and int(self.config.get("solver_order", 2)) >= 2 and not self._lowered(i):
+            _, _, earlier = self._parts(float(self.sigmas[i - 1]))
+            ratio = (here - earlier) / (there - here)
+            moved = moved + 0.5 * weight * (clean - self._before) / ratio
+        if self._noisy:
+            moved = moved + next_s * (1 - shrunk**2) ** 0.5 * fresh_noise(rng, sample.shape)
+        self._before = clean
+        return np.asarray(moved)
+
+    def _lowered(self, i: int) -> bool:
+        """Whether step i is of first order because it is the last."""
+        return i == self.steps - 1 and (
             bool(self.config.get("euler_at_final"))
             or self.config.get("final_sigmas_type", "zero") == "zero"
             or (bool(self.config.get("lower_order_final", True)) and self.steps < 15)
         )
-        weight = next_a * (1 - np.exp(here - there))
-        moved = (next_s / s) * sample + weight * clean
-        if self._before is not None and order >= 2 and not lower:
-            _, _, earlier = self._parts(float(self.sigmas[i - 1]))
-            ratio = (here - earlier) / (there - here)
-            moved = moved + 0.5 * weight * (clean - self._before) / ratio
-        self._before = clean
-        return np.asarray(moved)
+
+
+class UniPC(_Sigmas):
+    """A multistep predictor; what the model then says at the new place corrects it before the next step."""
+
+    def _timesteps(self) -> Array:
+        if not self.config.get("predict_x0", True) or self.config.get("thresholding"):
+            raise OpsmithError(
+                "UniPC is supported where it predicts x_0, without thresholding", "see scheduler_config.json"
+            )
+        self._told: list[Array] = []  # predictions of x_0, newest last
+        self._start: Array | None = None  # the sample that the last step started from
+        self._order = 0  # of the last step
+        return self._multistep_times(karras_rounds=True)
+
+    add_noise = DPMSolver.add_noise
+
+    def step(self, i: int, output: Array, sample: Array, rng: np.random.Generator | None = None) -> Array:
+        a, _, _ = self._parts(float(self.sigmas[i]))
+        clean, _ = self._clean_and_noise(output, sample, a**2)
+        if self._start is not None and i - 1 not in (self.config.get("disable_corrector") or ()):
+            sample = self._move(i - 1, self._start, self._order, clean)
+        highest = int(self.config.get("solver_order", 2))
+        self._told = [*self._told, clean][-highest:]
+        room = self.steps - i if self.config.get("lower_order_final", True) else highest
+        self._order = min(highest, room, len(self._told))
+        self._start = sample
+        return self._move(i, sample, self._order)
+
+    def _move(self, i: int, sample: Array, order: int, corrected: Array | None = None) -> Array:
+        """From sigma i to the next by the last ORDER predictions; CORRECTED is what the model says there, if that is known."""
+        _, s, here = self._parts(float(self.sigmas[i]))
+        next_a, next_s, there = self._parts(float(self.sigmas[i + 1]))
+        newest, step = self._told[-1], here - there
+        gone = np.expm1(step)
+        moved = next_s / s * sample - next_a * gone * newest
+        ratios, slopes = list[float](), list[Array]()
+        for k in range(1, order):
+            ratio = (self._parts(float(self.sigmas[i - k]))[2] - here) / -step
+            ratios.append(ratio)
+            slopes.append((self._told[-1 - k] - newest) / ratio)
+        if corrected is not None:
+            ratios.append(1.0)
+            slopes.append(corrected - newest)
+        if not slopes:
+            return np.asarray(moved)
+        scale = step if self.config.get("solver_type", "bh2") == "bh1" else gone
+        weights = self._weights(ratios, step, scale)
+        return np.asarray(moved - next_a * scale * sum(w * d for w, d in zip(weights, slopes)))
+
+    @staticmethod
+    def _weights(ratios: list[float], step: float, scale: float) -> Array:
+        """How much each slope counts: 1/2 where there is one, else what is exact for polynomials."""
+        if len(ratios) == 1:
+            return np.array([0.5])
+        phi, factorial, right = np.expm1(step) / step - 1, 1, []
+        for k in range(1, len(ratios) + 1):
+            right.append(phi * factorial / scale)
+            factorial *= k + 1
+            phi = phi / step - 1 / factorial
+        left = np.array([[r**k for r in ratios] for k in range(len(ratios))])
+        return np.asarray(np.linalg.solve(left, np.array(right)))
 
 
 class LCM(Scheduler):
@@ -341,6 +456,9 @@ SCHEDULERS: dict[str, type[Scheduler]] = {
     "euler_a": EulerAncestral,
     "dpm++": DPMSolver,
     "dpm++_karras": DPMSolver,
+    "dpm++_sde": DPMSolver,
+    "heun": Heun,
+    "unipc": UniPC,
     "lcm": LCM,
 }
 _CLASSES = {
@@ -350,22 +468,46 @@ _CLASSES = {
     "EulerAncestralDiscreteScheduler": "euler_a",
     "DPMSolverMultistepScheduler": "dpm++",
     "LCMScheduler": "lcm",
+    "HeunDiscreteScheduler": "heun",
+    "UniPCMultistepScheduler": "unipc",
+}
+_CHOICES: dict[str, dict[str, Any]] = {  # what a name means beside its class
+    "dpm++": {"algorithm_type": "dpmsolver++"},
+    "dpm++_karras": {"algorithm_type": "dpmsolver++", "use_karras_sigmas": True},
+    "dpm++_sde": {"algorithm_type": "sde-dpmsolver++"},
+    "pndm": {"skip_prk_steps": True},
+    "unipc": {"solver_type": "bh2"},
 }
 
 
-def make_scheduler(config: Mapping[str, Any], steps: int, name: str | None = None) -> Scheduler:
-    """The config's own scheduler, or another one by NAME on the same noise schedule."""
+def make_scheduler(
+    config: Mapping[str, Any], steps: int, name: str | None = None, *, sigmas: str | None = None, eta: float = 0.0
+) -> Scheduler:
+    """The config's own scheduler, or another one by NAME on the same noise schedule. SIGMAS: karras, exponential or beta."""
     kind = name or _CLASSES.get(str(config.get("_class_name", "DDIMScheduler")))
     if kind not in SCHEDULERS:
         raise OpsmithError(
             f"the scheduler {name or config.get('_class_name')!r} is unknown", f"known are {', '.join(SCHEDULERS)}"
         )
-    settings = dict(config)
-    if name == "dpm++_karras":
-        settings["use_karras_sigmas"] = True
-    if name == "pndm":
-        settings["skip_prk_steps"] = True
-    return SCHEDULERS[kind](settings, steps)
+    settings = dict(config) | (_CHOICES.get(name, {}) if name else {})
+    if sigmas is not None:
+        _choose_sigmas(settings, sigmas, kind)
+    if not 0 <= eta <= 1:
+        raise OpsmithError(f"an eta of {eta} is not possible", "0 to 1")
+    if eta and kind != "ddim":
+        raise OpsmithError(f"eta is a setting of ddim, and the scheduler is {kind}", "choose the scheduler ddim")
+    made = SCHEDULERS[kind](settings, steps)
+    made.eta = eta
+    return made
+
+
+def _choose_sigmas(settings: dict[str, Any], sigmas: str, kind: str) -> None:
+    if sigmas not in SPACINGS:
+        raise OpsmithError(f"sigmas {sigmas!r} are unknown", f"known are {', '.join(SPACINGS)}")
+    if not issubclass(SCHEDULERS[kind], _Sigmas):
+        able = [n for n, c in SCHEDULERS.items() if issubclass(c, _Sigmas)]
+        raise OpsmithError(f"the scheduler {kind} has no sigmas to space", f"choose one of {', '.join(able)}")
+    settings |= {f"use_{other}_sigmas": other == sigmas for other in SPACINGS}
 
 
 def read_config(folder: Path) -> dict[str, Any]:

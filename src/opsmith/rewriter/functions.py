@@ -8,16 +8,18 @@ calls that it has to serve (`Calls`): a model without grouped-query attention ge
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from opsmith import ops
+from opsmith.errors import OpsmithError
 from opsmith.rewriter.rule import DOMAIN, size_of
 
 VERSION = 1
+Operand = ir.Value | float | Sequence[int] | None  # of an op in a body
 
 
 class Body:
@@ -32,17 +34,36 @@ class Body:
         if op_type.startswith("_"):
             raise AttributeError(op_type)
 
-        def build(*inputs: ir.Value | None, outputs: int = 1, **attributes: Any) -> Any:
+        def build(*operands: Operand, outputs: int = 1, **attributes: Any) -> Any:
+            inputs = self._values(op_type, operands)
             attrs = [
                 v if isinstance(v, ir.Attr) else ir.convenience.convert_attribute(k, v) for k, v in attributes.items()
             ]
-            node = ir.Node("", op_type, list(inputs), attrs, num_outputs=outputs, name=f"n{len(self.nodes)}")
+            node = ir.Node("", op_type, inputs, attrs, num_outputs=outputs, name=f"n{len(self.nodes)}")
             for value in node.outputs:
                 value.name = f"v{len(self.nodes)}_{value.index()}"
             self.nodes.append(node)
             return node.outputs[0] if outputs == 1 else tuple(node.outputs)
 
         return build
+
+    def _values(self, op_type: str, operands: Sequence[Operand]) -> list[ir.Value | None]:
+        """Plain operands as constants: a number has the type of the first value, a list of whole numbers is int64."""
+        like = next((x for x in operands if isinstance(x, ir.Value)), None)
+        values: list[ir.Value | None] = []
+        for operand in operands:
+            if operand is None or isinstance(operand, ir.Value):
+                values.append(operand)
+            elif isinstance(operand, Sequence):
+                values.append(self.ints(*operand))
+            elif like is None:
+                raise OpsmithError(
+                    f"{op_type} of numbers alone: {operand!r} has no value to take its type from",
+                    "compute it in Python, or write b.number(1.5, x)",
+                )
+            else:
+                values.append(self.number(operand, like))
+        return values
 
     def number(self, number: float, like: ir.Value) -> Any:
         constant: ir.Value = self.Constant(value=ir.tensor(np.float32(number)))
@@ -291,6 +312,10 @@ def _cache_rows(b: Body, calls: Calls, cache: ir.Value, total: ir.Value) -> Any:
     return b.Slice(cache, b.ints(0), total, b.ints(2))
 
 
+def _cache_rows_as_float(b: Body, calls: Calls, cache: ir.Value, total: ir.Value) -> Any:
+    return b.Cast(_cache_rows(b, calls, cache, total), to=int(ir.DataType.FLOAT))
+
+
 # --- linear and convolution with what follows them -------------------------------------------------------
 
 ACTIVATIONS: dict[str, Callable[[Body, Calls, ir.Value], Any]] = {
@@ -370,6 +395,7 @@ LIBRARY: dict[str, Function] = {
     "KvAppend": Function(("past", "new"), _kv_append),
     "CacheAppend": Function(("past", "new", "total", "mask"), _cache_append),
     "CacheRows": Function(("cache", "total"), _cache_rows),
+    "CacheRowsAsFloat": Function(("cache", "total"), _cache_rows_as_float),
     "UpsampleConv": Function(("x", "weight", "bias"), _upsample_conv, (("factor", _FLOAT), *_CONV)),
     **{f"Linear{a}{r}": _linear(a, bool(r)) for a in ("", *ACTIVATIONS) for r in ("", "Residual")},
     **{

@@ -1,4 +1,4 @@
-"""The starter models: small, trained from scratch for Opsmith, shipped as ONNX; no download, no torch.
+"""The starter models: small, trained from scratch for Opsmith, ONNX files in the package opsmith-starter; no torch.
 
     opsmith.starter.folder("pictures")   text -> picture, 96x96: a Stable-Diffusion-type pipeline folder
     opsmith.starter.folder("writer")     keyword -> prompt: GPT-2
@@ -16,6 +16,12 @@ Pictures look best at 96x96. How they were trained, and how well they do: traini
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import json
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 from opsmith.errors import OpsmithError
@@ -32,10 +38,33 @@ def folder(name: str) -> Path:
     """Where a starter model lies: a model or pipeline folder that every verb and pipeline accepts."""
     if name not in NAMES:
         raise OpsmithError(f"no starter model is called {name!r}", f"there are: {', '.join(NAMES)}")
-    path = Path(__file__).parent / name
-    if not path.is_dir():
-        raise OpsmithError(f"the starter model {name!r} is not in this installation", "install opsmith again")
-    return path
+    for home in _homes():
+        if (home / name).is_dir():
+            return home / name
+    raise OpsmithError(
+        f"the starter model {name!r} is not installed",
+        "in a clone: pip install ./packages/opsmith-starter; or name a model",
+    )
+
+
+def _homes() -> Iterator[Path]:
+    """Where the models may lie: the installed package; else the clone that this code, or the user, is in, or came from."""
+    spec = importlib.util.find_spec("opsmith_starter")
+    if spec is not None and spec.origin is not None:
+        yield Path(spec.origin).parent
+    for clone in (Path(__file__).parents[3], Path.cwd(), *_installed_from()):
+        yield clone / "packages" / "opsmith-starter" / "src" / "opsmith_starter"
+
+
+def _installed_from() -> Iterator[Path]:
+    """The folder of `pip install FOLDER`, as pip notes it (PEP 610)."""
+    try:
+        noted = importlib.metadata.distribution("opsmith").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    url = urllib.parse.urlparse(json.loads(noted)["url"]) if noted else None
+    if url is not None and url.scheme == "file":
+        yield Path(urllib.request.url2pathname(url.path))
 
 
 def draws() -> dict[str, list[str]]:

@@ -22,7 +22,8 @@ from opsmith import settings, store
 from opsmith.errors import OpsmithError
 from opsmith.exporter import source as sources
 from opsmith.pipelines.create import cached_home
-from opsmith.pipelines.diffusion import COMPONENTS, DiffusionApp
+from opsmith.pipelines.diffusion import DiffusionApp
+from opsmith.pipelines.diffusion.parts import needed
 from opsmith.starter import in_use
 from opsmith.studio.verbs import run_opsmith
 
@@ -121,8 +122,7 @@ class Pipelines:
 
 
 def is_pipeline(folder: Path) -> bool:
-    parts = [name for name in COMPONENTS if name != "vae_encoder"]
-    return all((folder / name).is_dir() and store.variants(folder / name) for name in parts)
+    return all((folder / name).is_dir() and store.variants(folder / name) for name in needed(folder))
 
 
 @functools.lru_cache(maxsize=64)

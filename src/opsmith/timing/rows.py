@@ -192,6 +192,8 @@ def _shapes(optimized: onnx.ModelProto, events: Mapping[int, trace.Event]) -> di
 
 
 def _size(tensor: onnx.TensorProto) -> int:
+    if tensor.data_type == onnx.TensorProto.STRING:
+        return sum(len(s) for s in tensor.string_data)
     return int(math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8)
 
 

@@ -34,7 +34,10 @@ from opsmith.errors import OpsmithError
 class Worker:
     """A child process that holds one loaded model."""
 
-    def __init__(self, label: str, threads: int, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, label: str, threads: int, environment: Mapping[str, str] | None = None, runtime: str | None = None
+    ) -> None:
+        """RUNTIME: what to import at once, so that several workers do it side by side."""
         self.label = label
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         package = Path(__file__).parents[2]
@@ -43,7 +46,7 @@ class Worker:
         # Peers bring their own pools; all of them obey this one, so that everyone has the same threads.
         env["OMP_NUM_THREADS"] = str(threads)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "opsmith.timing.worker"],
+            [sys.executable, "-m", "opsmith.timing.worker", *([runtime] if runtime else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -184,8 +187,20 @@ class _Model:
     def trace(self, order: dict[str, Any]) -> dict[str, Any]:
         return {"trace": self.adapter.end_profiling()}
 
+    def ready(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Answers once everything is imported."""
+        return {}
+
     def quit(self, order: dict[str, Any]) -> dict[str, Any]:
         return {"peak_rss": memory("VmHWM"), "rss": memory("VmRSS")}
+
+
+def _import(runtime: str) -> None:
+    from opsmith import store  # noqa: F401 - every model begins with reading test data
+    from opsmith.timing import peers
+
+    with contextlib.suppress(Exception):  # what is missing or broken is said when a model is loaded
+        peers.warm_up_imports(runtime)
 
 
 def main() -> None:
@@ -195,6 +210,8 @@ def main() -> None:
     _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
     model = _Model()
+    for runtime in sys.argv[1:]:
+        _import(runtime)
     for line in sys.stdin:
         order = json.loads(line)
         try:

@@ -5,7 +5,8 @@ x (..., M, K) @ w (K, N) -> (..., M, N), with whatever elementwise nodes follow 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +21,10 @@ from opsmith.compiler.lower.builder import Builder
 from opsmith.compiler.lower.fuse import Extra, Group, anchored, lower_rest, store_plainly
 from opsmith.compiler.lower.registry import anchors
 from opsmith.compiler.precision import BF16, FP32, INT8, Precision
-from opsmith.compiler.program import IDENTITY, Buffer, Epilogue, StructValue, Tunable, View, even
+from opsmith.compiler.program import IDENTITY, Argument, Buffer, Epilogue, StructValue, Tunable, View, even
 from opsmith.compiler.task import Candidate
 from opsmith.expressions import Literal
-from opsmith.sizes import ONE, ZERO, Size, SizeLike, broadcast, name, product, spread
+from opsmith.sizes import ONE, ZERO, Size, SizeLike, as_size, broadcast, name, product, spread
 
 BLOCKING = Struct("Blocking", "gemm_micro.hpp", ("rows", "panels"))
 GEMM = Kernel(
@@ -42,6 +43,7 @@ GEMM = Kernel(
     ],
     "product with packed weights",
 )
+FEW_ROWS = "3 to 16 rows by quantized weights in 16 bits, rounded to 2^-16 of the largest of a block"  # quant_rows.hpp
 GEMM_QUANTIZED = Kernel(
     "gemm_quantized",
     "quant.hpp",
@@ -190,24 +192,9 @@ def multiply(
         kernel = f"gemm_{STORED_AS[store.dtype]}"
         sizes: dict[str, SizeLike | str] = {"m": rows, "n": n, "k": k, "storage": STORED_AS[store.dtype]}
         tunable = Tunable("gemm", kernel, sizes, builder.limits(kernel))
-    builder.call(
-        GEMM_BF16 if narrow else GEMM,
-        m=rows,
-        n=n,
-        k=k,
-        a=left,
-        lda=row_stride(left),
-        b=store,
-        c=target,
-        ldc=n,
-        epilogue=epilogue,
-        rows_per_item=product(target.dims[1:-1]),
-        blocking=blocking(tunable),
-        comment=with_epilogue(f"({rows}, {k}) @ ({k}, {n})", epilogue),
-        flops=rows * (2 * k * n),
-        tunable=tunable,
-        precision=precision,
-    )
+    given: dict[str, Argument] = {"a": left, "lda": row_stride(left), "b": store, "blocking": blocking(tunable)}
+    kernel_of = GEMM_BF16 if narrow else GEMM
+    rows_product(builder, kernel_of, rows, k, n, given, target, epilogue, tunable=tunable, precision=precision)
 
 
 def _multiply_bytes(builder: Builder, left: View, weights: Constant, target: View, epilogue: Epilogue) -> None:
@@ -215,23 +202,39 @@ def _multiply_bytes(builder: Builder, left: View, weights: Constant, target: Vie
     k, n = weights.dims
     rows = product(left.dims[:-1])
     a = int8.quantized_rows(builder, left, rows, k, row_stride(left), weights)
+    given: dict[str, Argument] = {"a": a.values, "lda": as_size(k), "a_scales": a.scales, "a_zeros": a.zeros}
+    given |= int8.columns(builder, weights)
+    rows_product(builder, int8.GEMM_INT8, rows, k, n, given, target, epilogue, precision=INT8)
+
+
+def rows_product(
+    builder: Builder,
+    kernel: Kernel,
+    rows: Size,
+    k: int,
+    n: int,
+    given: Mapping[str, Argument],
+    target: View,
+    epilogue: Epilogue,
+    *,
+    stored: str = "",
+    **about: Any,
+) -> None:
+    """target (rows, N) = epilogue(a (rows, K) @ b (K, N)) by any kernel over packed weights; `given` are its a and b, `stored`
+    says how b lies."""
     builder.call(
-        int8.GEMM_INT8,
-        int8.columns(builder, weights),
+        kernel,
+        given,
         m=rows,
         n=n,
         k=k,
-        a=a.values,
-        lda=k,
-        a_scales=a.scales,
-        a_zeros=a.zeros,
         c=target,
         ldc=n,
         epilogue=epilogue,
         rows_per_item=product(target.dims[1:-1]),
-        comment=with_epilogue(f"({rows}, {k}) @ ({k}, {n})", epilogue),
+        comment=with_epilogue(f"({rows}, {k}) @ {stored}({k}, {n})", epilogue),
         flops=rows * (2 * k * n),
-        precision=INT8,
+        **about,
     )
 
 
@@ -303,28 +306,9 @@ def batched(node: Node, builder: Builder, group: Group, left: View, right: View,
         for i, loop in reversed(list(zip(loops, names))):
             a, b, c = (_moved(v, name(loop) * s) for v, s in ((a, steps[0][i]), (b, steps[1][i]), (c, step)))
             step = step * dims[i]
-        builder.call(
-            MATMUL,
-            batch=count,
-            m=m,
-            n=n,
-            k=k,
-            a=a,
-            a_batch=a_step,
-            a_row=left.strides[-2],
-            a_col=left.strides[-1],
-            b=b,
-            b_batch=b_step,
-            b_row=right.strides[-2],
-            b_col=right.strides[-1],
-            c=c,
-            c_batch=m * n,
-            ldc=n,
-            epilogue=epilogue,
-            loops=[(loop, dims[i]) for i, loop in zip(loops, names)],
-            comment=f"{count} x ({m}, {k}) @ ({k}, {n})",
-            flops=step * k * 2,
-        )
+        walks = (a_step, *left.strides[-2:]), (b_step, *right.strides[-2:])
+        around = [(loop, dims[i]) for i, loop in zip(loops, names)]
+        _call(builder, (count, m, n, k), (a, b), walks, c, epilogue, flops=step * k * 2, loops=around)
         if target is not result:
             builder.copy_into(target, result)
 
@@ -370,18 +354,32 @@ def product_of(
     epilogue: Epilogue = IDENTITY,
 ) -> None:
     """target (count, m, n) = x (count, m, k) @ y (count, k, n), three strides each."""
-    (a_batch, a_row, a_col), (b_batch, b_row, b_col) = x.strides, y.strides
+    _call(builder, (count, m, n, k), (x, y), (x.strides, y.strides), target, epilogue, flops=count * m * n * k * 2)
+
+
+def _call(
+    builder: Builder,
+    dims: tuple[Size, Size, Size, Size],
+    factors: tuple[View, View],
+    walks: tuple[Sequence[Size], Sequence[Size]],
+    target: View,
+    epilogue: Epilogue,
+    **about: Any,
+) -> None:
+    """One strided batched product; a walk is a factor's steps from batch to batch, row to row, column to column."""
+    count, m, n, k = dims
+    (a_batch, a_row, a_col), (b_batch, b_row, b_col) = walks
     builder.call(
         MATMUL,
         batch=count,
         m=m,
         n=n,
         k=k,
-        a=x,
+        a=factors[0],
         a_batch=a_batch,
         a_row=a_row,
         a_col=a_col,
-        b=y,
+        b=factors[1],
         b_batch=b_batch,
         b_row=b_row,
         b_col=b_col,
@@ -390,7 +388,7 @@ def product_of(
         ldc=n,
         epilogue=epilogue,
         comment=f"{count} x ({m}, {k}) @ ({k}, {n})",
-        flops=count * m * n * k * 2,
+        **about,
     )
 
 
@@ -456,25 +454,22 @@ def _matmul_nbits(node: Node, builder: Builder, group: Group) -> None:
             kernel = f"int{bits}_{STORED_AS[scale_type]}{'_zero' if zero else ''}"
             sizes: dict[str, SizeLike | str] = {"m": rows, "n": n, "k": k, "block": block, "storage": kernel}
             tunable = Tunable("quantized", kernel, sizes, builder.limits(kernel))
-        builder.call(
+        given: dict[str, Argument] = {"a": left, "lda": row_stride(left), "b": store, "block": as_size(block)}
+        # Where one number of a block is thousands of times the others, as in the residuals of small decoders, 16 bits lose those.
+        exact = builder.target.strict or builder.target.precision_of(node.name) is FP32
+        rows_product(
+            builder,
             GEMM_QUANTIZED,
-            templates=(bits, scale_type, zero),
-            m=rows,
-            n=n,
-            k=k,
-            block=block,
-            a=left,
-            lda=row_stride(left),
-            b=store,
-            c=target,
-            ldc=n,
-            epilogue=epilogue,
-            rows_per_item=product(target.dims[1:-1]),
-            blocking=blocking(tunable),
+            rows,
+            k,
+            n,
+            {**given, "blocking": blocking(tunable)},
+            target,
+            epilogue,
+            stored=f"int{bits} ",
+            templates=(bits, scale_type, zero, exact),
             label=f"gemm_int{bits}",
-            comment=with_epilogue(f"({rows}, {k}) @ int{bits} ({k}, {n})", epilogue),
-            flops=rows * (2 * k * n),
-            notes=[f"int{bits} weights in blocks of {block}"],
+            notes=[f"int{bits} weights in blocks of {block}", *([] if exact else [FEW_ROWS])],
             tunable=tunable,
         )
 

@@ -24,7 +24,7 @@ _ATTENTION = frozenset(ops.ATTENTIONS)
 _NORMS = frozenset(("LayerNormalization", "RmsNorm", "GroupNorm", "GroupNormSilu", "SkipLayerNorm", "SkipRmsNorm"))
 _MULTIPLYING = _ATTENTION | {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "LSTM", "GRU", "RNN"}
 # Operators that give a view of what they read, in whatever type that lies.
-_VIEWS = frozenset(("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"))
+VIEWS = frozenset(("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"))
 _PARTS = frozenset(("Split", "Slice"))
 
 
@@ -121,7 +121,7 @@ def _read_as(
         return {None}
     found: set[DataType | None] = set()
     for node, index in value.uses():
-        if node.op_type in (_VIEWS | _PARTS) and index == 0:
+        if node.op_type in (VIEWS | _PARTS) and index == 0:
             for out in node.outputs:
                 found |= _read_as(out, precisions, outputs)
         elif node in precisions and index in _multiplied(node):

@@ -21,7 +21,7 @@ from opsmith.compiler.lower import window
 from opsmith.compiler.lower.builder import Builder
 from opsmith.compiler.lower.conv import CONV_SHAPE, Convolution, as_image, channels_last
 from opsmith.compiler.lower.fuse import Group, anchored, lower_rest
-from opsmith.compiler.lower.matmul import even_rows, row_stride, with_epilogue
+from opsmith.compiler.lower.matmul import even_rows, row_stride, rows_product, with_epilogue
 from opsmith.compiler.lower.registry import anchors, lowers
 from opsmith.compiler.program import (
     Argument,
@@ -174,24 +174,10 @@ def _linear_product(node: Node, builder: Builder, group: Group, weights: Constan
     zero = node.input(3).constant if node.has(3) else None
     rows = product(a.dims[:-1])
     columns = byte_columns(builder, weights.map("matrix", (k, n), lambda w: w.reshape(k, n)), zero)
+    given: dict[str, Argument] = {"a": a, "lda": row_stride(a), "a_zero": a_zero, **columns}
 
     def emit(target: View, epilogue: Epilogue) -> None:
-        builder.call(
-            GEMM_BYTES,
-            columns,
-            m=rows,
-            n=n,
-            k=k,
-            a=a,
-            lda=row_stride(a),
-            a_zero=a_zero,
-            c=target,
-            ldc=n,
-            epilogue=epilogue,
-            rows_per_item=product(target.dims[1:-1]),
-            comment=with_epilogue(f"({rows}, {k}) @ ({k}, {n})", epilogue),
-            flops=rows * (2 * k * n),
-        )
+        rows_product(builder, GEMM_BYTES, rows, k, n, given, target, epilogue)
 
     anchored(node, builder, group, emit)
 

@@ -6,10 +6,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import onnx_ir as ir
+
+from opsmith import ops
 from opsmith.analysis.attention import total_rows
 from opsmith.analysis.registry import Node
 from opsmith.analysis.view import permutation, slices, split_sizes
 from opsmith.compiler.lower.builder import Builder
+from opsmith.compiler.lower.precision import VIEWS
 from opsmith.compiler.lower.registry import lowers
 from opsmith.compiler.lower.shape import fill
 from opsmith.compiler.program import View, permuted
@@ -106,7 +110,22 @@ def _split(node: Node, builder: Builder) -> None:
         offset = offset + size * view.strides[axis]
 
 
-@lowers("opsmith::CacheRows")
+@lowers("opsmith::CacheRows", "opsmith::CacheRowsAsFloat")
 def _cache_rows(node: Node, builder: Builder) -> None:
-    view = builder.tensor(node.ir.inputs[0])
-    builder.alias(node.ir.outputs[0], view.with_([*view.dims[:2], total_rows(node, 1), *view.dims[3:]], view.strides))
+    cache = builder.tensor(node.ir.inputs[0])
+    rows = cache.with_([*cache.dims[:2], total_rows(node, 1), *cache.dims[3:]], cache.strides)
+    stays = node.op == "CacheRows" or _only_attended(node.ir.outputs[0], builder)
+    builder.alias(node.ir.outputs[0], rows if stays else builder.as_float(rows))
+
+
+def _only_attended(value: ir.Value, builder: Builder) -> bool:
+    """Whether a value is read by nothing but attention, as keys or values, which it reads in any type."""
+    if builder.is_output(value):
+        return False
+    for reader, index in value.uses():
+        if reader.op_type in ops.ATTENTIONS:
+            if index not in (1, 2):
+                return False
+        elif reader.op_type not in VIEWS or not _only_attended(reader.outputs[0], builder):
+            return False
+    return True

@@ -34,6 +34,7 @@ class Tuning:
     tasks: dict[str, Task] = dataclasses.field(default_factory=dict)  # node -> its task
     measured: int = 0  # distinct calls measured now
     known: int = 0  # distinct calls that the database had
+    disturbed: int = 0  # of them, twice while other programs used the CPU: not kept
     stopped: bool = False  # by Ctrl-C: the rest keeps the analytical choice
     lines: list[Line] = dataclasses.field(default_factory=list)
 
@@ -58,6 +59,7 @@ class Tuning:
             "distinct_calls": len(self.lines),
             "measured_now": self.measured,
             "from_database": self.known,
+            "disturbed": self.disturbed,
             "stopped": self.stopped,
             "calls_changed": self.changed,
             "ms_before": round(self.before * 1e3, 4),
@@ -117,7 +119,12 @@ def tune(
 
         for task in missing:
             outcome = measure(task, level, threads, isa, compiler)
-            database.put(task, threads, outcome)  # at once: what is known stays known
+            if outcome.disturbed:
+                outcome = measure(task, level, threads, isa, compiler)
+            if outcome.disturbed:
+                tuning.disturbed += 1  # used now, and measured anew next time
+            else:
+                database.put(task, threads, outcome)  # at once: what is known stays known
             todo[task] = outcome
             tuning.measured += 1
             step(f"{task.family} {describe(task)}")

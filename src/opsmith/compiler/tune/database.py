@@ -1,7 +1,8 @@
 """What was measured on this machine, kept in the user's cache and shared by all processes: one SQLite file.
 
 A row is keyed by the CPU's model, the number of threads, the text of the kernels (a hash of the headers that the family
-includes), and the task. A result from a higher search level replaces one from a lower level, never the other way round.
+includes), and the task. A result from a higher search level replaces one from a lower level, never the other way round; at the same level
+the newer one stays, so that databases can be merged in any order.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _CREATE = """CREATE TABLE IF NOT EXISTS tuned (
   PRIMARY KEY (cpu, threads, version, family, task))"""
 _PUT = f"""INSERT INTO tuned ({", ".join(_COLUMNS)}) VALUES ({", ".join("?" * len(_COLUMNS))})
   ON CONFLICT DO UPDATE SET level = excluded.level, outcome = excluded.outcome, measured = excluded.measured
-  WHERE excluded.level >= tuned.level"""
+  WHERE excluded.level > tuned.level OR (excluded.level = tuned.level AND excluded.measured >= tuned.measured)"""
+_SQLITE = b"SQLite format 3\0"  # how every such file begins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +105,25 @@ class Database:
         return len(rows)
 
     def load(self, path: Path) -> int:
-        """Add the rows of an exported file, all of them or none."""
+        """Add the rows of an exported file or of another machine's database, all of them or none."""
+        rows = self._exported(path) if not _is_database(path) else Database(path)._records()
+        with self._open() as connection:
+            connection.executemany(_PUT, rows)
+        return len(rows)
+
+    def _records(self) -> list[tuple[Any, ...]]:
+        """The rows as they are stored, checked as those of an export are."""
+        with self._open() as connection:
+            rows = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM tuned").fetchall()
+        try:
+            for row in rows:
+                _outcome(json.loads(row[_COLUMNS.index("outcome")]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise OpsmithError(f"{self.path} is not a database of opsmith tune: {error}") from error
+        return rows
+
+    @staticmethod
+    def _exported(path: Path) -> list[tuple[Any, ...]]:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except OSError as error:
@@ -121,9 +141,15 @@ class Database:
             raise OpsmithError(
                 f"{path}, line {len(rows) + 2 if lines else 1}, is not an export of opsmith tune: {error}"
             ) from error
-        with self._open() as connection:
-            connection.executemany(_PUT, rows)
-        return len(rows)
+        return rows
+
+
+def _is_database(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE)) == _SQLITE
+    except OSError as error:
+        raise OpsmithError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:

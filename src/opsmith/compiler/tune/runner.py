@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import math
 import tempfile
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from opsmith import machine
 from opsmith.compiler.build import Compiler, build
 from opsmith.compiler.emit import Source
 from opsmith.compiler.geometry import InstructionSet
 from opsmith.compiler.task import Candidate, Measured, Outcome, Task
 from opsmith.compiler.tune.families import FAMILIES, Array, Family, Problem
 from opsmith.errors import OpsmithError
+from opsmith.timing import contention
 
 TURN = 2e-3  # seconds of a turn, at least: short kernels run several times in it
 ROUNDS = {1: 5, 2: 9}  # turns of a candidate that is never dropped
@@ -138,8 +141,15 @@ def measure(task: Task, level: int, threads: int, isa: InstructionSet, compiler:
         raise OpsmithError(
             f"no kernel computes {task.family} {task} right", "report this; --search 0 compiles without tuning"
         )
+    before = contention.read()
     times = race(alive, turns.take, ROUNDS[level], SECONDS[level])
-    return decide(times, level, len(candidates))
+    disturbed = _disturbed(before, threads)
+    return dataclasses.replace(decide(times, level, len(candidates)), disturbed=disturbed)
+
+
+def _disturbed(before: contention.Reading, threads: int) -> bool:
+    use = contention.between(before, contention.read())
+    return contention.available() and use.contaminated(threads, machine.cores())
 
 
 class Turns:

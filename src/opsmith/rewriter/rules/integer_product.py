@@ -56,9 +56,20 @@ def activation(site: Site, value: ir.Value | None) -> Dequantized:
 
 
 def _sums(site: Site, operator: str, x: Dequantized, w: ir.Value, zero: ir.Value | None, **attributes: Any) -> ir.Value:
-    sums = site.op(operator, x.q, w, x.zero, zero, **attributes)
+    sums = site.op(operator, x.q, w, x.zero, _one_for_all(site, zero), **attributes)
     value: ir.Value = site.op("Cast", sums, to=int(ir.DataType.FLOAT))
     return value
+
+
+def _one_for_all(site: Site, zero: ir.Value | None) -> ir.Value | None:
+    """A zero point per channel that is the same in all: symmetric weights. ORT's ConvInteger takes no other, and the working copy
+    has to run there where the parts of a compiled model are compared with it."""
+    zeros = tensor_of(zero)
+    values = None if zeros is None else zeros.numpy()
+    if values is None or values.size < 2 or (values != values.flat[0]).any():
+        return zero
+    single: ir.Value = site.constant(values.flat[0], values.dtype.type)
+    return single
 
 
 def _scaled(site: Site, sums: ir.Value, scale: np.ndarray[Any, Any]) -> ir.Value:

@@ -22,8 +22,11 @@ _ADAPTERS = {
     "ort": ("ort", "OnnxRuntime", (), ""),
     "openvino": ("openvino", "OpenVino", ("openvino",), "pip install openvino"),
     "openvino-f32": ("openvino", "OpenVinoSingle", ("openvino",), "pip install openvino"),
+    "openvino-int8": ("openvino", "OpenVinoInt8", ("openvino", "nncf"), "pip install openvino nncf"),
+    "ort-int8": ("ort_int8", "OnnxRuntimeInt8", (), ""),
     "torch": ("torch", "Torch", ("torch",), "pip install torch"),
     "torch-compile": ("torch", "TorchCompile", ("torch",), "pip install torch"),
+    "torch-compile-bf16": ("torch", "TorchCompileBf16", ("torch",), "pip install torch"),
     "mnn": ("mnn", "Mnn", ("MNN",), "pip install MNN"),
 }
 NAMES = tuple(name for name in _ADAPTERS if name != "ort")

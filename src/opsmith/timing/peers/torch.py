@@ -31,7 +31,10 @@ class Torch:
             return self._function(*feed)
 
     def outputs(self, raw: Any) -> dict[str, Any]:
-        return {name: value.numpy() for name, value in zip(self._outputs, raw)}
+        return {
+            name: value.float().numpy() if value.is_floating_point() else value.numpy()
+            for name, value in zip(self._outputs, raw)
+        }
 
 
 class TorchCompile(Torch):
@@ -43,3 +46,13 @@ class TorchCompile(Torch):
         feed = super().prepare(inputs)
         self._function = torch.compile(self._function)
         return feed
+
+
+class TorchCompileBf16(TorchCompile):
+    """The same under torch's automatic mixed precision: products in bf16."""
+
+    def run(self, feed: list[Any]) -> Any:
+        import torch
+
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().run(feed)

@@ -1,0 +1,89 @@
+"""How far the presets of `imagine --fast` are from the plain picture, and how much less work they are.
+
+    python benchmarks/fast_pictures.py [--model PIPELINE] [--prompts 8] [--steps 25] [--also 2:0.6 ...] [--json FILE] [--sheet FILE.png]
+
+One row per preset, against --fast 0 with the same prompts and seeds: PSNR, SSIM and the CLIP score (the starter's judge), and the
+processor time of the steps in one thread. --also REUSE:GUIDED adds settings of one's own. Without --model: the starter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from opsmith import starter
+from opsmith.measure.score_pictures import Clip, ssim
+from opsmith.pipelines import pictures
+from opsmith.pipelines.diffusion import DiffusionApp
+from opsmith.pipelines.diffusion.fast import PRESETS, Fast
+
+PROMPTS = (
+    "a red apple on a yellow background",
+    "a big green frog on the grass",
+    "a castle under the stars",
+    "two blue whales in the sea",
+    "a small cat beside a big dog, on a white background",
+    "a purple umbrella on a grey background",
+    "a drawing of a rocket under the stars",
+    "an orange fish in the sea",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=None)
+    parser.add_argument("--variant", default=None)
+    parser.add_argument("--prompts", type=int, default=len(PROMPTS))
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--guidance", type=float, default=None)
+    parser.add_argument("--also", nargs="*", default=[], metavar="REUSE:GUIDED")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--sheet", type=Path)
+    options = parser.parse_args()
+    app = DiffusionApp(options.model or starter.folder("pictures"), variant=options.variant, threads=1)
+    whole = DiffusionApp(options.model or starter.folder("pictures"), variant=options.variant, threads=1, savings="off")
+    judge = Clip(starter.folder("clip"), threads=1)
+    settings = {f"--fast {level}": fast for level, fast in PRESETS.items()}
+    settings |= {text: Fast(int(text.split(":")[0]), float(text.split(":")[1])) for text in options.also}
+    prompts = PROMPTS[: options.prompts]
+    told = {"steps": options.steps, "guidance": options.guidance}
+    made: dict[str, list[Any]] = {"whole": [], **{name: [] for name in settings}}
+    seconds = dict.fromkeys(made, 0.0)
+    for seed, prompt in enumerate(prompts):  # interleaved, so that a machine that changes its speed changes all rows
+        for name in made:
+            used = whole if name == "whole" else app
+            started = time.process_time()
+            made[name].append(used.generate(prompt, seed=seed, fast=settings.get(name, PRESETS[0]), **told).images[0])
+            seconds[name] += time.process_time() - started
+    rows = []
+    for name, images in made.items():
+        pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(images, made["whole"])]
+        clip = [100 * float(judge.look(i)[0] @ judge.words(p)) for i, p in zip(images, prompts)]
+        fast = settings.get(name, PRESETS[0])
+        row = {
+            "setting": name,
+            "reuse": fast.reuse,
+            "guided": fast.guided,
+            "psnr": round(float(np.mean([min(pictures.psnr(a, b), 100) for a, b in pairs])), 1),
+            "ssim": round(float(np.mean([ssim(a, b) for a, b in pairs])), 3),
+            "clip": round(float(np.mean(clip)), 2),
+            "faster": round(seconds["whole"] / seconds[name], 2),
+        }
+        rows.append(row)
+        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if options.sheet:
+        labels = [name if i == 0 else "" for name in made for i in range(len(prompts))]
+        pictures.sheet([i for images in made.values() for i in images], labels, columns=len(prompts)).save(
+            options.sheet
+        )
+
+
+if __name__ == "__main__":
+    main()

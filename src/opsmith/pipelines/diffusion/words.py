@@ -1,0 +1,125 @@
+"""The text side: prompt and negative prompt -> what the UNet is conditioned on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from opsmith.errors import OpsmithError
+from opsmith.pipelines.clip_tokenizer import ClipTokenizer
+from opsmith.pipelines.diffusion import reading
+from opsmith.pipelines.diffusion.geometry import Geometry
+from opsmith.pipelines.diffusion.parts import Parts
+from opsmith.pipelines.diffusion.request import Job
+from opsmith.pipelines.text import read_config
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Conditions:
+    """What the UNet reads beside latents and time, by the names of its inputs: one row, or two with the negative prompt first."""
+
+    feeds: dict[str, Array]  # encoder_hidden_states [1|2,S,X], ...
+
+    def repeated(self, count: int) -> dict[str, Array]:
+        """The feeds for COUNT pictures: [B,...], or [2B,...] with the negative half first."""
+        return {name: np.repeat(rows, count, axis=0) for name, rows in self.feeds.items()}
+
+
+class Words:
+    """One text encoder, or XL's two, whose states stand side by side; the second gives the pooled prompt, too."""
+
+    def __init__(self, parts: Parts, geometry: Geometry) -> None:
+        self._parts, self._geometry = parts, geometry
+        self._encoders = [name for name in ("text_encoder", "text_encoder_2") if name in parts]
+        self._tokenizers = [
+            ClipTokenizer(parts.folder / name.replace("text_encoder", "tokenizer")) for name in self._encoders
+        ]
+        limits = [self.tokenizer.longest, *(parts.config(n).get("max_position_embeddings") for n in self._encoders)]
+        self.length = min([int(n) for n in limits if n] or [77])
+        index = read_config(parts.folder / "model_index.json")
+        self._zeros = bool(index.get("force_zeros_for_empty_prompt", self.pooled))
+        self._scored = bool(index.get("requires_aesthetics_score"))  # XL's refiner
+
+    @property
+    def tokenizer(self) -> ClipTokenizer:
+        return self._tokenizers[0]
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the UNet wants the pooled prompt and sizes: XL."""
+        return "text_encoder_2" in self._encoders
+
+    def conditions(self, job: Job) -> tuple[Conditions, list[str]]:
+        """And remarks on what was cut."""
+        texts = [job.negative, job.prompt] if job.guided else [job.prompt]
+        remarks = [
+            f"{text[:40]!r}... is longer than {self.length - 2} tokens and was cut"
+            for text in texts
+            if job.plain_prompt and self.tokenizer.padded(text, self.length)[1]
+        ]
+        if job.embeds is not None and self.pooled:
+            raise OpsmithError("prompt_embeds are not possible with XL", "give a prompt")
+        if job.embeds is not None:
+            made = Conditions({"encoder_hidden_states": job.embeds})
+        else:
+            made = self.encode(texts, job.padded, plain=job.plain_prompt)
+        if job.embeds is None and job.guided and not job.negative and self._zeros:
+            for name in ("encoder_hidden_states", "text_embeds"):
+                made.feeds[name][0] = 0
+        if count := self._geometry.guidance_channels:
+            made.feeds["timestep_cond"] = embedded_guidance(job.guidance, count)
+        for name in self._encoders:
+            self._parts.done_with(name)
+        return made, remarks
+
+    def encode(self, texts: Sequence[str], size: tuple[int, int], *, plain: bool = True) -> Conditions:
+        """A row per text; SIZE is height and width of the picture. Not PLAIN: with weights, in as many chunks as it takes."""
+        outputs = [self._states(i, texts, plain) for i in range(len(self._encoders))]
+        feeds = {"encoder_hidden_states": np.concatenate([states for states, _ in outputs], axis=-1)}
+        if self.pooled:
+            feeds |= {"text_embeds": outputs[-1][1], "time_ids": self._time_ids(size, len(texts))}
+        return Conditions({name: rows.astype(np.float32) for name, rows in feeds.items()})
+
+    def _states(self, encoder: int, texts: Sequence[str], plain: bool) -> tuple[Array, Array]:
+        """States [B,S,X] and the pooled prompt [B,P] of one encoder; XL reads the layer before the last."""
+        name, tokenizer = self._encoders[encoder], self._tokenizers[encoder]
+        chunks, rows, weights = reading.rows(texts, tokenizer, self.length, plain=plain)
+        outputs = ["last_hidden_state", "pooler_output"]
+        if self.pooled:
+            layers = int(self._parts.config(name)["num_hidden_layers"])
+            outputs = [f"hidden_states.{layers - 1}", "text_embeds" if name == "text_encoder_2" else "pooler_output"]
+        states, pooled = self._parts.run_for(name, {"input_ids": rows}, outputs)
+        joined = states.reshape(len(texts), -1, states.shape[-1])  # chunks of a text one behind the other
+        return reading.weighted(joined, weights), pooled[::chunks]
+
+    def _time_ids(self, size: tuple[int, int], count: int) -> Array:
+        """XL was told the size of each training picture, its crop and its size afterwards: [B,6]; the refiner a score: [B,5]."""
+        if self._scored:
+            return np.array([[*size, 0, 0, 2.5], [*size, 0, 0, 6.0]], np.float32)[-count:]
+        return np.array([[*size, 0, 0, *size]] * count, np.float32)
+
+    def unknown_remarks(self, prompt: str) -> list[str]:
+        """A line if PROMPT has words that the pipeline was never shown, where that can be told."""
+        return [unknown_remark(words)] if (words := self.tokenizer.unknown(prompt)) else []
+
+
+def embedded_guidance(scale: float, channels: int) -> Array:
+    """[1,C]: sines, then cosines, of the scale beyond 1, as consistency models were distilled with it."""
+    frequencies = np.exp(np.arange(channels // 2, dtype=np.float32) * -(np.log(10000.0) / (channels // 2 - 1)))
+    angles = np.float32((scale - 1) * 1000) * frequencies.astype(np.float32)
+    waves = np.concatenate([np.sin(angles), np.cos(angles), np.zeros(channels % 2)])
+    return np.asarray(waves[None], np.float32)
+
+
+def unknown_remark(words: Sequence[str]) -> str:
+    return f"this model was never shown {_listed(words)}: the picture may show something else"
+
+
+def _listed(words: Sequence[str]) -> str:
+    quoted = [repr(word) for word in words[:6]] + (["more"] if len(words) > 6 else [])
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}"

@@ -1,0 +1,46 @@
+"""Several rows by weights of 8 or 4 bits: the answers of floats by default, nearly theirs with --precision bf16 or int8."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import opsmith
+from opsmith import session
+from opsmith.compiler.lower.matmul import FEW_ROWS
+
+K, N, BLOCK = 96, 50, 32
+
+
+def model(bits: int) -> onnx.ModelProto:
+    rng = np.random.default_rng(bits)
+    packed = rng.integers(0, 256, (N, K // BLOCK, BLOCK * bits // 8), np.uint8)
+    scales = rng.uniform(0.01, 0.02, (N, K // BLOCK)).astype(np.float32)
+    attributes = {"K": K, "N": N, "bits": bits, "block_size": BLOCK}
+    node = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", **attributes)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", K])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", N])
+    weights = [onnx.numpy_helper.from_array(packed, "w"), onnx.numpy_helper.from_array(scales.reshape(-1), "s")]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(helper.make_graph([node], "few", [x], [y], weights), opset_imports=opsets, ir_version=10)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("precision", "strict"), [("fp32", False), ("bf16", False), ("int8", False), ("int8", True)])
+def test_one_to_seventeen_rows_agree_with_onnx_runtime(tmp_path, bits, precision, strict):
+    exact = strict or precision == "fp32"
+    source = tmp_path / "few.onnx"
+    onnx.save(model(bits), source)
+    found = opsmith.compile(source, tmp_path / "m" / "fast", regions="whole", strict=strict, precision=precision)
+    assert (FEW_ROWS in found.variant.record["compiled"]["algorithms"]) is not exact
+    stock, fast = session.load(source), session.load(tmp_path / "m" / "fast")
+    rng = np.random.default_rng(0)
+    for rows in (1, 3, 8, 16, 17):
+        x = rng.standard_normal((rows, K), np.float32)
+        (want,), (got,) = session.run(stock, {"x": x}), session.run(fast, {"x": x})
+        # 16 bits: 2^-16 of the largest of 32 numbers, about 3 times the others
+        assert np.abs(got - want).max() <= (5e-6 if exact or not 3 <= rows <= 16 else 6e-5) * np.abs(want).max()
+        alone = np.concatenate([session.run(fast, {"x": row[None]})[0] for row in x])
+        assert np.abs(got - alone).max() <= 6e-5 * np.abs(want).max()
