@@ -15,7 +15,7 @@ import functools
 import re
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +128,24 @@ class Reference:
 
     @functools.cached_property
     def _sizes(self) -> dict[str, int]:
+        """Bytes of each value; where the inputs' sizes do not say (rows of a NonZero), as a run of the model tells."""
         sizes = self.pieces.source.sizes_of(self.feed)
         facts = self.pieces.source.scopes[0].analysis.facts
-        return {v.name or "": (at(fact.size, sizes) or 0) * fact.dtype.bitwidth // 8 for v, fact in facts.items()}
+        counts = {v.name or "": at(fact.size, sizes) for v, fact in facts.items()}
+        computed = sorted(name for name in self.all_names if counts.get(name, 0) is None)
+        counts |= self._counted(computed) if computed else {}
+        return {v.name or "": (counts[v.name or ""] or 0) * fact.dtype.bitwidth // 8 for v, fact in facts.items()}
+
+    def _counted(self, names: Sequence[str]) -> dict[str, int]:
+        """How many elements values have when the model runs, of which nothing else is kept."""
+
+        def expose(proto: onnx.ModelProto) -> None:
+            del proto.graph.output[:]
+            for i, name in enumerate(names):
+                proto.graph.node.append(onnx.helper.make_node("Size", [name], [f"opsmith_count_{i}"]))
+                proto.graph.output.append(onnx.ValueInfoProto(name=f"opsmith_count_{i}"))
+
+        return dict(zip(names, map(int, self._ran(expose)[1])))
 
     def _run(self, names: Collection[str]) -> Values:
         if self.bytes(names) > LARGEST:
@@ -141,12 +156,17 @@ class Reference:
             del proto.graph.output[:]
             proto.graph.output.extend(onnx.ValueInfoProto(name=n) for n in sorted(set(names) - inputs))
 
+        return {**self.feed, **{name: session.detached(value) for name, value in zip(*self._ran(expose))}}
+
+    def _ran(self, edit: Callable[[onnx.ModelProto], None]) -> tuple[list[str], list[Any]]:
+        """The names of an edited working copy's outputs, and what they are."""
         with tempfile.TemporaryDirectory(prefix="opsmith-values-") as folder:
             path = Path(folder) / "working.onnx"
             store.save_model(self.pieces.source.working, path)
-            running = session.load(path, optimize=False, edit=expose, lean=True)
-            found = dict(zip([o.name for o in running.get_outputs()], session.run(running, self.feed)))
-        return {**self.feed, **{name: session.detached(value) for name, value in found.items()}}
+            options = ort.SessionOptions()
+            options.execution_order = ort.ExecutionOrder.PRIORITY_BASED  # a Size as soon as it can, so its input may go
+            running = session.load(path, optimize=False, edit=edit, lean=True, options=options)
+            return [o.name for o in running.get_outputs()], session.run(running, self.feed)
 
 
 def all_values(pieces: Cut, feed: Values) -> Values:
