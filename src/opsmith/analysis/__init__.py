@@ -105,7 +105,8 @@ def analyse(
             reasons[node] = str(reason)
             bodies = outputs_of_bodies(node, symbols.fresh) or [None] * len(node.outputs)
             for value, said in zip(node.outputs, bodies):
-                if (fact := declared(value, symbols) or said) is not None:
+                inferred = declared(value, symbols)  # also what ONNX infers, which takes it that a loop runs
+                if (fact := said or inferred if node.op_type == "Loop" else inferred or said) is not None:
                     facts[value] = fact
             if _keeps_shape(node) and node.inputs[0] in facts and node.outputs[0] in facts:
                 first = facts[node.inputs[0]]

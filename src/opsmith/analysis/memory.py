@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opsmith.analysis.registry import Node, infers
-from opsmith.analysis.values import Abstract, Unsupported, abstract
+from opsmith.analysis.values import INTEGERS, Abstract, Unsupported, abstract
 from opsmith.sizes import ZERO, Size
 
 
@@ -31,6 +31,8 @@ def _gather(node: Node) -> list[Abstract]:
     data, indices = node.input(0), node.input(1)
     if data.rank == 0:
         raise Unsupported("Gather from a scalar")
+    if indices.dtype not in INTEGERS:
+        raise Unsupported(f"indices of type {indices.dtype.name}")
     axis = node.axis(data.rank, 0)
     dims = [*data.dims[:axis], *indices.dims, *data.dims[axis + 1 :]]
     elements = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from opsmith.analysis.axes import axes_of, check_axes, check_rank, plain_axes
 from opsmith.analysis.registry import Node, infers
 from opsmith.analysis.values import INTEGERS, Abstract, DataType, Unsupported, abstract
-from opsmith.sizes import ONE, ZERO, Size, apply, holds, product
+from opsmith.sizes import ONE, ZERO, AnyOf, Size, apply, compare, holds, product
 
 REDUCTIONS = (
     *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"),
@@ -74,7 +74,11 @@ def _arg(node: Node) -> list[Abstract]:
     if x.rank == 0:
         raise Unsupported(f"{node.op} of a scalar")
     axis = node.axis(x.rank, 0)
-    node.expect(x.dims[axis], ">", 0, "the axis is empty")
+    others = product([*x.dims[:axis], *x.dims[axis + 1 :]])
+    if x.dims[axis].value == 0 and others.value != 0:
+        raise Unsupported("the axis is empty")
+    if x.dims[axis].value is None:  # where nothing is asked for there may be nothing
+        node.require(AnyOf((compare(x.dims[axis], ">", 0), compare(others, "==", 0))), "the axis is empty")
     kept = [ONE] if node.flag("keepdims", True) else []
     return [abstract(DataType.INT64, [*x.dims[:axis], *kept, *x.dims[axis + 1 :]])]
 

@@ -441,8 +441,8 @@ class Scope:
             return self.value(value, element_type(call, parameter))
         if parameter.kind is Kind.VALUES:
             assert isinstance(value, tuple)
-            storage = CPP[element_type(call, parameter)]
-            return f"{{{', '.join(f'({storage})({self.scalar(v)})' for v in value)}}}"
+            dtype = element_type(call, parameter)
+            return f"{{{', '.join(self.value(v, dtype) for v in value)}}}"
         if parameter.kind is Kind.REAL:
             assert isinstance(value, (int, float))
             return float_literal(float(value))

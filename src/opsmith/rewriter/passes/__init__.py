@@ -21,6 +21,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnxscript import optimizer
 
+from opsmith.analysis.control import gathered_perhaps
 from opsmith.errors import OpsmithError
 from opsmith.rewriter.passes import opsets, shapes, small_rules, weights
 from opsmith.rewriter.rule import DOMAIN
@@ -78,11 +79,14 @@ def fold(model: ir.Model) -> None:
 
 
 class _Folding(optimizer._constant_folding.FoldConstantsPass):  # type: ignore[misc]
-    """ONNX's inference aborts the process on a Slice of a negative size."""
+    """ONNX's inference aborts the process on a Slice of a negative size, and takes it that every loop runs."""
 
     def _do_inference(self, node: ir.Node) -> None:
         if node.op_type != "Slice" or not any(_negative(value) for value in node.inputs):
             super()._do_inference(node)
+        for value in gathered_perhaps(node):
+            if value.shape is not None:
+                value.shape = ir.Shape([None] * len(value.shape))
 
 
 def _negative(value: ir.Value | None) -> bool:

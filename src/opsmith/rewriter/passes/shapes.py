@@ -71,8 +71,8 @@ def _constant_target(node: ir.Node, facts: Facts) -> bool:
     if source is None or target is None or target.elements is None or tensor_of(input_of(node, 1)) is not None:
         return False
     sizes = [e for e in target.elements if isinstance(e, Size)]
-    if attribute(node, "allowzero", 0):  # a size of 0 is one here, not a place where a size is copied
-        return False
+    if attribute(node, "allowzero", 0) or any(s.value == 0 for s in sizes):
+        return False  # a size of 0 is one here, not a place where a size is copied
     entries = [_target_entry(size, i, source.dims) for i, size in enumerate(sizes)]
     if entries.count(-1) > 1:
         return False
