@@ -18,3 +18,11 @@ class NotTheSame(OpsmithError):
     """Two models disagree beyond the tolerance. The CLI exits with 1."""
 
     exit_code = 1
+
+
+class DoesNotCompile(OpsmithError):
+    """The C++ compiler refuses some of the generated sources: a defect of ours. FILES: their names, without an ending."""
+
+    def __init__(self, message: str, hint: str, files: frozenset[str]) -> None:
+        super().__init__(message, hint)
+        self.files = files

@@ -374,3 +374,26 @@ def test_kernels_name_the_nodes_of_the_source_that_they_compute(tmp_path):
     result = opsmith.compile(model, tmp_path / "m" / "c", regions="whole")
     (calls,) = store.read_origins(result.variant.path).values()
     assert sorted(name for call in calls for name in call) == ["e", "m", "p", "s"]
+
+
+def test_code_that_the_compiler_refuses_goes_back_to_onnx_runtime(tmp_path, monkeypatch):
+    """As a defect of ours would show: the rest of the model is native, and the user is told."""
+    from opsmith.compiler import forms
+
+    right = forms.emit_instances
+
+    def broken(needed):
+        files = right(needed)
+        return [dataclasses.replace(f, text="no C++;\n") if "matmul" in f.name else f for f in files]
+
+    monkeypatch.setattr(forms, "emit_instances", broken)
+    text = "(float[n,4] x, float[4,n] w) => (float[n,n] y) { a = Sigmoid(x)  b = Sin(a)  c = MatMul(b, w)  y = Cos(c) }"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 20]> m {text}'), tmp_path / "m.onnx")
+    result = opsmith.compile(tmp_path / "m.onnx", tmp_path / "c", regions="all")
+    assert {op for op, *_ in result.left} >= {"MatMul"} and result.native >= 2
+    assert any("does not compile" in r and "a defect of ours" in r for r in result.remarks)
+    assert opsmith.verify(tmp_path / "m.onnx", tmp_path / "c").ok
+    assert not list((tmp_path / "c").glob("attempt*"))
+    with pytest.raises(OpsmithError, match="could not compile"):
+        opsmith.compile(tmp_path / "m.onnx", tmp_path / "d", regions="whole")
+    assert not (tmp_path / "d").exists()

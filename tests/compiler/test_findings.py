@@ -16,6 +16,23 @@ import fuzz
 
 HEAD = '<ir_version: 9, opset_import: ["" : {opset}]> fuzz '
 COMPILED = {
+    "a mask behind a product": (
+        20,
+        """(float[n,6,m] a, float[n,m,6] b) => (bool[n,6,6] y, bool[n,6,6] z) <float k = {0.5}> {
+          t = MatMul(a, b)  y = IsInf(t)  u = MatMul(a, b)  v = Exp(u)  z = Greater(v, k) }""",
+    ),
+    "a half from a small vector of integers, which is shape arithmetic": (
+        13,
+        "(int64[3] x) => (float16[3] y) { y = Cast <to = 10> (x) }",
+    ),
+    "a loop without turns, of which ONNX Runtime measures nothing": (
+        15,
+        """(float[n,4,6,1] x) => (uint8[?,?,?,?,?] y, int64[?,?,?,?] z)
+          <int64 none = {0}, bool go = {1}, float scale = {0.05}, uint8 zero = {128}> {
+          last, each = Loop(none, go, x) <body = turn (int64 i, bool c, float[?,?,?,?] in)
+            => (bool d, float[?,?,?,?] next, float[?,?,?,?] row) { d = Identity(c)  next = Neg(in)  row = Identity(next) }>
+          y = QuantizeLinear(each, scale, zero)  z = ArgMax <axis = 0, keepdims = 0> (each) }""",
+    ),
     "a window of ceil_mode that is larger than the padded image": (
         22,
         """(float[n,3,m] x) => (float[n,3,r] y) {
@@ -114,6 +131,11 @@ REWRITTEN = {
         18,
         """(float16[n,3,m] x, int64[3] s) => (float16[3,r] y) <int64[1] flat = {-1}, int64[2] two = {3,-1}> {
           a = Reshape(x, flat)  b = Reshape(a, s)  y = Reshape(b, two) }""",
+    ),
+    "a Reshape to a size of 0, which is no dimension to copy": (
+        14,
+        """(float16[0,m] x) => (float16[0,m] y) <int64[1] flat = {-1}> {
+          a = Reshape(x, flat)  s = Shape(x)  y = Reshape(a, s) }""",
     ),
 }
 

@@ -20,7 +20,7 @@ from opsmith.compiler import auto, cache_type, geometry, keep
 from opsmith.compiler.attempt import Attempt, better, build_attempt, facts
 from opsmith.compiler.build import BUILD_SCRIPT, find_compiler
 from opsmith.compiler.cut import Cut, HandedBack
-from opsmith.compiler.faults import find_fault
+from opsmith.compiler.faults import cannot_compile, find_fault
 from opsmith.compiler.forms import cut_forms, main_cut, tuned
 from opsmith.compiler.lower import Target
 from opsmith.compiler.mixed import choose_precisions
@@ -30,7 +30,7 @@ from opsmith.compiler.result import Clock, CompileResult, summarize
 from opsmith.compiler.source import Source, load, prepare
 from opsmith.compiler.system import find_system
 from opsmith.compiler.tune import Tuning
-from opsmith.errors import OpsmithError
+from opsmith.errors import DoesNotCompile, OpsmithError
 from opsmith.store import Draft, ModelLike, PathLike, Variant
 from opsmith.timing.rows import GroupDifference
 
@@ -144,15 +144,20 @@ def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> It
         measured = wrong = 0
         for number in itertools.count():
             cuts, tuning = cut_and_tune(source, request, targets, handed_back, clock)
-            attempt = build_attempt(cuts, request, draft, f"attempt{number}", clock)
-            _give_test_data(path, request, attempt.draft, judged)
-            attempt.result.tuning, attempt.result.judged, attempt.result.choices = tuning, judged, choices
-            attempt.result.remarks += remarks
-            if (found := find_fault(path, attempt, request, wrong, clock)) is not None:
+            name = f"attempt{number}"
+            try:
+                attempt = build_attempt(cuts, request, draft, name, clock)
+                _give_test_data(path, request, attempt.draft, judged)
+                attempt.result.tuning, attempt.result.judged, attempt.result.choices = tuning, judged, choices
+                attempt.result.remarks += remarks
+                found = find_fault(path, attempt, request, wrong, clock)
+            except DoesNotCompile as error:
+                found = cannot_compile(error, cuts, request, wrong)
+            if found is not None:
                 wrong += 1
                 handed_back |= found.nodes
                 remarks.append(found.remark)
-                shutil.rmtree(attempt.draft.folder)
+                shutil.rmtree(draft.folder / name)
                 continue
             if judge is None or not attempt.cut.regions:
                 yield attempt

@@ -27,7 +27,7 @@ from opsmith.compiler import geometry
 from opsmith.compiler.emit import NAMESPACE, Source
 from opsmith.compiler.geometry import InstructionSet
 from opsmith.compiler.system import System, here
-from opsmith.errors import OpsmithError
+from opsmith.errors import DoesNotCompile, OpsmithError
 from opsmith.store import sweep_files
 
 KERNELS = Path(__file__).parent.parent / "kernels"
@@ -233,14 +233,21 @@ def build(
             pool.submit(_compile, compiler, folder / s.name, target, [*flags, *begin[flags]]): s
             for s, target, flags in todo
         }
+        refused: list[DoesNotCompile] = []
         try:
             for future in concurrent.futures.as_completed(futures):
-                future.result()
+                try:
+                    future.result()
+                except DoesNotCompile as error:
+                    refused.append(error)
                 on_step(futures[future].name)
         except BaseException:
             for future in futures:
                 future.cancel()
             raise
+    if refused:
+        first = refused[0]
+        raise DoesNotCompile(first.message, first.hint or "", frozenset().union(*(error.files for error in refused)))
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:  # for Windows linkers leave more than the library
         linked = Path(scratch) / library.name
         _run(compiler.link_command(objects, linked), compiler, "link the library")
@@ -309,7 +316,7 @@ def _compile(compiler: Compiler, source: Path, target: Path, flags: Sequence[str
     temporary = target.with_name(f"{target.stem}.{os.getpid()}{target.suffix}")  # swept if this process is killed
     try:
         command = compiler.compile_command(source, temporary, [KERNELS], flags)
-        _run(command, compiler, f"compile {source.name}")
+        _run(command, compiler, f"compile {source.name}", source)
         _sum_of(target).write_text(hashlib.sha256(temporary.read_bytes()).hexdigest(), encoding="ascii")
         temporary.replace(target)
     finally:
@@ -328,7 +335,8 @@ def _is_whole(target: Path) -> bool:
         return False
 
 
-def _run(command: list[str], compiler: Compiler, what: str) -> None:
+def _run(command: list[str], compiler: Compiler, what: str, source: Path | None = None) -> None:
+    """SOURCE: the file that the compiler reads, if it may find fault with it."""
     environment = dict(os.environ)
     if compiler.name == "zig":
         for variable in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
@@ -338,4 +346,7 @@ def _run(command: list[str], compiler: Compiler, what: str) -> None:
         log = settings.cache_folder("logs") / "build.log"
         log.write_text(" ".join(command) + "\n" + result.stderr, encoding="utf-8")
         first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200])
-        raise OpsmithError(f"{compiler.name} could not {what}: {first.strip()}", f"the whole log is in {log}")
+        said = f"{compiler.name} could not {what}: {first.strip()}", f"the whole log is in {log}"
+        if source is not None and source.name in first:
+            raise DoesNotCompile(*said, frozenset([source.stem]))
+        raise OpsmithError(*said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ from opsmith.check.verify import VerifyResult
 from opsmith.check.verify import verify as verify_models
 from opsmith.compiler.attempt import Attempt
 from opsmith.compiler.cut import Cut
-from opsmith.compiler.find_wrong import Found, find_wrong
+from opsmith.compiler.emit import instance_of
+from opsmith.compiler.find_wrong import SHOWN, Found, find_wrong
 from opsmith.compiler.precision import FP32, PRECISIONS, Precision
 from opsmith.compiler.request import Request
 from opsmith.compiler.result import Clock
 from opsmith.compiler.step_by_step import find_hidden, passed_by_spread
-from opsmith.errors import NotTheSame, OpsmithError
+from opsmith.errors import DoesNotCompile, NotTheSame, OpsmithError
 from opsmith.store import Variant
 
 MOST_WRONG = 8  # nodes that may be found wrong, one by one, before their whole region goes back
@@ -33,6 +35,20 @@ def find_fault(source: Path, attempt: Attempt, request: Request, wrong: int, clo
     found = examine(source, attempt, request, wrong)
     clock.lap("verify")
     return found
+
+
+def cannot_compile(error: DoesNotCompile, cuts: Mapping[str, Cut], request: Request, wrong: int) -> Found:
+    """What of a cut goes back to ONNX Runtime because the compiler refuses its code, WRONG findings before."""
+    nodes: set[str] = set()
+    for pieces in cuts.values():
+        for region, program in zip(pieces.regions, pieces.programs, strict=True):
+            calls = [c for c in program.calls if not c.kernel.inline and instance_of(c).name in error.files]
+            whole = region.name in error.files or (calls and wrong >= MOST_WRONG)
+            nodes |= {n.name or "" for n in region.nodes} if whole else {name for c in calls for name in c.nodes}
+    if request.regions == "whole" or not nodes:
+        raise error
+    why = f"its code does not compile ({error.message[:SHOWN]})"
+    return Found(dict.fromkeys(nodes, why), f"{len(nodes)} nodes go back to ONNX Runtime: {why}. This is a defect of ours")
 
 
 def examine(source: Path, attempt: Attempt, request: Request, wrong: int) -> Found | None:

@@ -269,6 +269,8 @@ def plan_epilogue(
     steps = express(group, facts) if group.nodes else None
     if steps is not None and not steps.vector:
         return None
+    if facts[group.value].dtype == DataType.BOOL:
+        return None  # the kernel writes numbers, and a mask is none
     tensors: list[RowOperand] = []
     lets: list[Let] = []
     sums = DataType.INT32 if is_integer(group.anchor) else DataType.FLOAT
