@@ -127,6 +127,12 @@ def test_the_largest_and_smallest_beside_nan_are_where_onnx_runtime_says(tmp_pat
 
 
 REWRITTEN = {
+    "sizes that nothing is known of, one broadcast with another": (
+        13,
+        """(float[n,3,m] x, float[n,3,k] z) => (float[n,3,r] y, float[n,3,q] e) <float[3,1,3] w = {1,2,3,4,5,6,7,8,9}> {
+          a = Conv <auto_pad = "SAME_LOWER", group = 3, kernel_shape = [3], strides = [2]> (x, w)
+          b = Tanh(a)  c = Max(z, b)  d = Neg(c)  y = Exp(d)  s = Shape(b)  e = Expand(c, s) }""",
+    ),
     "a chain of three reshapes": (
         18,
         """(float16[n,3,m] x, int64[3] s) => (float16[3,r] y) <int64[1] flat = {-1}, int64[2] two = {3,-1}> {

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from opsmith.analysis import Facts, Symbols, analyse
 from opsmith.rewriter.rule import attribute, input_of, is_op, name_of, tensor_of
-from opsmith.sizes import Size, parse, spell
+from opsmith.sizes import Size, names, parse, spell
 
 
 def infer(model: ir.Model) -> bool:
@@ -100,7 +100,12 @@ def _drop(node: ir.Node, facts: Facts) -> bool:
 def _write_shapes(graph: ir.Graph, facts: Facts) -> None:
     """(4) Write the sizes into the values; inputs and outputs of the graph keep their declared names."""
     symbols = Symbols(graph)
+    given = {name for fact in facts.values() for size in fact.dims for name in names(size)}
     invented: dict[Size, str] = {}
+
+    def unused() -> str:
+        name = str(symbols.fresh().name)
+        return unused() if name in given else name  # the analysis gave names of the same kind
 
     def dim(size: Size) -> int | str:
         if size.value is not None or size.name is not None:
@@ -109,7 +114,7 @@ def _write_shapes(graph: ir.Graph, facts: Facts) -> None:
         if parse(text) == size:
             return text
         if size not in invented:  # it holds what a dim's name cannot say
-            invented[size] = str(symbols.fresh().name)
+            invented[size] = unused()
         return invented[size]
 
     for node in graph:
