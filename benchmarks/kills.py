@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import re
@@ -38,8 +39,10 @@ VERBS: dict[str, list[str]] = {
     "quantize": ["quantize", SRC, "made/quantize", "--method", "dynamic"],
     "prune": ["prune", SRC, "made/prune", "--method", "magnitude", "--ratio", "0.2", "--calibration", "generated"],
     "compile": ["compile", SRC, "made/compile", "--regions", "all"],
+    "map": ["map", SRC, "rows.jsonl", "-o", "made/map.jsonl", "--part", "8", "--processes", "1", "--batch", "8"],
     "tune": ["compile", SRC, "made/tune", "--regions", "all", "--search", "1"],
 }
+ROWS = 200  # that `map` takes; a multiple of the 5 that are different
 LEFTOVER = re.compile(r"\.(tmp|old)$|\.\d+\.(o|so|sha256)$")
 
 
@@ -53,6 +56,16 @@ def model(path: Path) -> None:
     values = [h.make_tensor_value_info(name, 1, ["n", 64]) for name in ("x", x)]
     graph = h.make_graph(nodes, "g", values[:1], values[1:], weights)
     onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9), path)
+
+
+def place_of(verb: str) -> Path:
+    return Path({"export": "exported", "map": "made/map.jsonl"}.get(verb, f"made/{verb}"))
+
+
+def remove(verb: str) -> None:
+    place = place_of(verb)
+    for path in (place, place.with_name(f"{place.name}.job")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def run(arguments: list[str], kill_after: float | None = None) -> int:
@@ -93,6 +106,12 @@ def wrong(verb: str, want: np.ndarray, x: np.ndarray) -> str:
             return "" if opsmith.verify("exported/dynamo").ok else "its test data differs"
         except opsmith.OpsmithError as error:
             return str(error)
+    if verb == "map":
+        rows = [json.loads(line) for line in place_of(verb).read_text().splitlines()]
+        if [row["row"] for row in rows] != list(range(ROWS)):
+            return f"{len(rows)} rows"
+        got = np.array([row["r2"] for row in rows], np.float32)
+        return "" if np.allclose(got, np.tile(want, (ROWS // len(want), 1)), rtol=1e-4, atol=1e-5) else "other values"
     try:
         (got,) = opsmith.load(f"made/{verb}").run(None, {"x": x})
     except Exception as error:
@@ -105,13 +124,15 @@ def rounds(count: int, seed: int, verbs: list[str]) -> list[str]:
     rng = random.Random(seed)
     model(Path(SRC))
     x = np.random.default_rng(1).standard_normal((5, 64)).astype(np.float32)
+    lines = [json.dumps({"x": x[i % len(x)].tolist()}) for i in range(ROWS)]
+    Path("rows.jsonl").write_text("\n".join(lines) + "\n")
     (want,) = opsmith.load(SRC).run(None, {"x": x})
     cache = Path(os.environ["OPSMITH_CACHE"])
     takes: dict[str, float] = {}
     problems, killed = [], Counter[str]()
     for number in range(count):
         verb = verbs[number % len(verbs)]
-        place = Path("exported" if verb == "export" else f"made/{verb}")
+        place = place_of(verb)
         if verb not in takes:
             shutil.rmtree(cache, ignore_errors=True)
             started = time.monotonic()
@@ -120,7 +141,7 @@ def rounds(count: int, seed: int, verbs: list[str]) -> list[str]:
             takes[verb] = time.monotonic() - started
         existing = rng.random() < 0.5
         if not existing:
-            shutil.rmtree(place, ignore_errors=True)
+            remove(verb)
         if rng.random() < 0.3:  # compile anew, and not from the cache
             shutil.rmtree(cache, ignore_errors=True)
         code = run(VERBS[verb], kill_after=rng.random() * takes[verb] * 1.1)
@@ -145,7 +166,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--verbs", default="optimize,quantize,prune,compile,tune", help="export needs torch")
+    parser.add_argument("--verbs", default="optimize,quantize,prune,compile,map,tune", help="export needs torch")
     options = parser.parse_args()
     verbs = options.verbs.split(",")
     with tempfile.TemporaryDirectory(prefix="opsmith-kills-") as folder:
