@@ -147,7 +147,7 @@ class Graphs:
         made = [_value(v) for v in inferred.graph.output]
         said = [dataclasses.replace(known, name=name) for known, name in zip(like, written)]
         made = [v or w for v, w in itertools.zip_longest(made, said)]
-        if any(v is None for v in made):
+        if any(v is None or any(isinstance(d, int) and d < 0 for d in v.dims) for v in made):
             return []
         self.nodes.append(node)
         found = [v for v in made if v is not None]
