@@ -18,6 +18,7 @@ import random
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -68,8 +69,13 @@ def remove(verb: str) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def run(arguments: list[str], kill_after: float | None = None) -> int:
-    """A verb in a child; gives its exit code, or minus the signal that ended it."""
+def _start(arguments: list[str]) -> int:
+    """In a process of its own: a fork, which has the modules already, but for export: what torch's threads hold, no fork frees."""
+    if arguments[0] == "export":
+        command = [sys.executable, "-m", "opsmith", *arguments]
+        return subprocess.Popen(
+            command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ).pid
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -84,6 +90,12 @@ def run(arguments: list[str], kill_after: float | None = None) -> int:
         except BaseException:
             code = 99
         os._exit(code)
+    return child
+
+
+def run(arguments: list[str], kill_after: float | None = None) -> int:
+    """A verb in a child; gives its exit code, or minus the signal that ended it."""
+    child = _start(arguments)
     if kill_after is not None:
         time.sleep(kill_after)
         os.kill(child, signal.SIGKILL)
