@@ -3,7 +3,8 @@
 A step (a quantizer, a rounding, a comparison) turns a difference of the last bit into one of a whole step, and the next
 layers amplify it: a quantized model differs from itself by a tenth of its output when ONNX Runtime's optimizations are
 switched off. So the source is run again with its optimizations off, with its inputs an ulp away, and with what enters its
-steps a few ulps away; a model without steps, of which degenerate inputs are asked, with its sums a few ulps away. What these runs differ by is its spread; a variant may differ from it by twice as much, in every
+steps, and its sums in half precision, a few ulps away; a model without steps, of which degenerate inputs are asked, with its sums
+a few ulps away. What these runs differ by is its spread; a variant may differ from it by twice as much, in every
 statistic: the largest difference, the mean square, and the systematic parts that rounding does not have (offset, gain),
 over all elements and over the worst slice of every axis, where a wrong channel shows.
 """
@@ -174,6 +175,8 @@ def _shake(graph: onnx.GraphProto, kinds: Mapping[str, int], rng: np.random.Gene
             nodes += _shaker(node.input[0], name, kind, float(rng.integers(1 << 20)))
             node.input[0] = name
         nodes.append(node)
+        if kinds.get(node.output[0], 0) == onnx.TensorProto.FLOAT16:  # a sum is rounded to it: a step of its own
+            nodes += _shaken_sum(node, kinds, rng)
     _replace_nodes(graph, nodes)
 
 
@@ -181,11 +184,16 @@ def _shake_sums(graph: onnx.GraphProto, kinds: Mapping[str, int], rng: np.random
     """Those of the main graph."""
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        nodes.append(node)
-        if node.op_type in SUMS and (kind := kinds.get(node.output[0], 0)) in _EPSILON:
-            result, node.output[0] = node.output[0], f"{node.output[0]}.sum"
-            nodes += _shaker(node.output[0], result, kind, float(rng.integers(1 << 20)))
+        nodes += [node, *_shaken_sum(node, kinds, rng)]
     _replace_nodes(graph, nodes)
+
+
+def _shaken_sum(node: onnx.NodeProto, kinds: Mapping[str, int], rng: np.random.Generator) -> list[onnx.NodeProto]:
+    """Nodes behind NODE that move its result, if it is a sum; it writes under another name then."""
+    if node.op_type not in SUMS or (kind := kinds.get(node.output[0], 0)) not in _EPSILON:
+        return []
+    result, node.output[0] = node.output[0], f"{node.output[0]}.sum"
+    return _shaker(node.output[0], result, kind, float(rng.integers(1 << 20)))
 
 
 def _replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import shutil
 import tempfile
@@ -143,6 +144,7 @@ def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> It
         targets, choices = choose_precisions(source, path, request, targets, judged, draft, clock)
         measured = wrong = 0
         for number in itertools.count():
+            gc.collect()  # the graphs of the last attempt refer to themselves, and hold the weights that they read
             cuts, tuning = cut_and_tune(source, request, targets, handed_back, clock)
             name = f"attempt{number}"
             try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import re
 import tempfile
 import time
@@ -181,6 +182,7 @@ def _culprits(region: Region, reference: Reference, target: Target) -> list[ir.N
     until = time.monotonic() + PATIENCE
     while wrong - right > 1 and time.monotonic() < until:
         middle = (right + wrong) // 2
+        gc.collect()  # each try leaves graphs that refer to themselves
         try:
             ok = _check(_first(region, middle, reference.pieces), reference, target).ok
         except (GoesBack, OpsmithError):
