@@ -17,7 +17,8 @@ from onnx import TensorProto as T
 from onnx import helper as h
 
 from opsmith import session, store
-from opsmith.check.verify import Case, VerifyResult, compare_arrays, verify
+from opsmith.check.differences import compare_arrays
+from opsmith.check.verify import Case, VerifyResult, verify
 from opsmith.cli import main
 from opsmith.errors import OpsmithError
 

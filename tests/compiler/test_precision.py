@@ -15,7 +15,7 @@ from small import graph
 
 import opsmith
 from opsmith import machine, settings
-from opsmith.check import verify as checks
+from opsmith.check import differences as checks
 from opsmith.compiler import auto, geometry
 from opsmith.compiler.cut import cut
 from opsmith.compiler.precision import AUTO, BF16, FP32, INT8, PRECISIONS, Precision

@@ -132,8 +132,8 @@ def test_wrong_graph_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     load = encoder._bert
 
-    def maskless(source):  # type: ignore[no-untyped-def]
-        graph = load(source)
+    def maskless(source, task):  # type: ignore[no-untyped-def]
+        graph = load(source, task)
         forward = graph.forward
         graph.forward = lambda model, ids, mask, types: forward(model, ids, mask * 0 + 1, types)
         return graph
@@ -182,8 +182,8 @@ def test_weights_are_freed_before_onnx_runtime_opens_the_file(
     load, verify = encoder._bert, trace._verify
     weights: list[weakref.ref] = []
 
-    def watched(source):  # type: ignore[no-untyped-def]
-        graph = load(source)
+    def watched(source, task):  # type: ignore[no-untyped-def]
+        graph = load(source, task)
         weights.extend(weakref.ref(p) for p in graph.model.parameters())
         return graph
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,9 +24,12 @@ import onnx_ir as ir
 
 from opsmith import progress, session, store
 from opsmith.check import inputs as generate
-from opsmith.check import match_values, spread
+from opsmith.check import spread
+from opsmith.check.bisect import Parting, bisect_models
+from opsmith.check.differences import BOUNDS, OutputCheck, Tolerance, compare_all, compare_arrays, scaled, worst_first
 from opsmith.check.feed import Given, bound_by, fitted, judged_feed
 from opsmith.check.inputs import Array, Dims, Fixed
+from opsmith.check.spool import keep, keep_all
 from opsmith.check.values import free_floats, random_inputs
 from opsmith.errors import OpsmithError
 from opsmith.plain import Shown
@@ -41,49 +43,7 @@ DEGENERATE: dict[str, Callable[[Array], Array]] = {
 }
 PATIENCE = 5.0  # seconds of the reference: after that no further degenerate case is begun
 STORED = ", stored outputs"  # ends the name of a case that is compared with them, and not with A
-
-# dtype -> (rtol, atol). Everything that is not listed (integers, booleans, strings) must be equal.
-TOLERANCES = {
-    "float64": (1e-6, 1e-8),
-    "float32": (1e-3, 1e-4),
-    "float16": (1e-2, 1e-3),
-    "bfloat16": (5e-2, 1e-2),
-    "complex64": (1e-3, 1e-4),
-    "complex128": (1e-6, 1e-8),
-}
-# How far a model that was asked to compute in less than fp32 may be, in units of the largest element of each output. Chosen from
-# models (docs/verify.md): they stay below 2e-2.
-BOUNDS = {"bf16": 5e-2, "int8": 1e-1}
 ULPS = {"bf16": 2.0**-8, "int8": 2.0**-8}  # the last bit of a number near 1: what is stored in bf16
-
-
-@dataclasses.dataclass(frozen=True)
-class OutputCheck:
-    """How far one output of B is from A's. `needed_*` is the tolerance pair, in the given ratio, that would pass."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    max_abs: float
-    max_rel: float  # over the elements with |a| > atol; smaller ones are a matter of atol
-    cosine: float
-    rtol: float
-    atol: float
-    needed_rtol: float
-    needed_atol: float
-    problem: str | None = None  # why it fails; None if it passes
-    scale: float = 0.0  # the largest |a|; 0 where nothing was compared as real numbers
-    spread: float | None = None  # how far A is from itself, where this was asked
-    bound: float | None = None  # of the difference in units of the scale, where that is what decides
-
-    @property
-    def ok(self) -> bool:
-        return self.problem is None
-
-    @property
-    def of_scale(self) -> float:
-        """The largest difference in units of the output's scale."""
-        return self.max_abs / self.scale if self.scale else self.max_abs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,17 +60,6 @@ class Case:
     @property
     def ok(self) -> bool:
         return self.problem is None and all(output.ok for output in self.outputs)
-
-
-@dataclasses.dataclass(frozen=True)
-class Parting:
-    """The first value, in A's order, that both models name and that differs."""
-
-    value: str
-    node_a: str
-    node_b: str
-    check: OutputCheck
-    compared: int  # values that both models name, or that hold the same in both where no name is shared
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -152,15 +101,6 @@ class VerifyResult(Shown):
         return [worst_first(checks)[0] for checks in by_name.values()]
 
 
-def worst_first(checks: Sequence[OutputCheck]) -> list[OutputCheck]:
-    """Those that fail before those that pass, then by the tolerance needed, or by the distance in units of the scale."""
-
-    def far(c: OutputCheck) -> float:
-        return c.needed_rtol + c.needed_atol if c.bound is None else c.of_scale
-
-    return sorted(checks, key=lambda c: (not c.ok, far(c), c.max_abs), reverse=True)
-
-
 def verify(
     a: store.ModelLike,
     b: store.ModelLike | None = None,
@@ -186,7 +126,7 @@ def verify(
     if provider is not None and b is None:
         b = a
     _refuse_bad_options(rtol, atol, precision, bisect=bisect, provider=provider)
-    stored, tolerance = _stored_cases(a, b), _Tolerance(rtol, atol, BOUNDS.get(precision) if bound is None else bound)
+    stored, tolerance = _stored_cases(a, b), Tolerance(rtol, atol, BOUNDS.get(precision) if bound is None else bound)
     with store.on_disk(a) as path_a:
         if b is None:
             if not any(data.outputs for data in stored):
@@ -211,7 +151,7 @@ def verify(
             if result.ok or not bisect:
                 return result
             fed = _fed_to_first_failure(cases, answers)
-            parting, note = _bisect(path_a, path_b, model_a, model_b, fed, tolerance, threads)
+            parting, note = bisect_models(path_a, path_b, model_a, model_b, fed, tolerance, threads)
             return dataclasses.replace(result, parting=parting, note=note)
 
 
@@ -232,15 +172,6 @@ def _fed_to_first_failure(cases: Sequence[Case], answers: Sequence[_Answer]) -> 
     failing = next(case for case in cases if not case.ok)
     names = (failing.name, failing.name.removesuffix(STORED))
     return next(answer.feed.inputs for answer in answers if answer.feed.name in names)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Tolerance:
-    """The tolerances asked for; None is the type's own."""
-
-    rtol: float | None = None
-    atol: float | None = None
-    bound: float | None = None  # in units of the output's scale; it decides alone where it is given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,7 +280,7 @@ def _answers(
                     raise OpsmithError(f"{path} does not run on its {feed.name}: {error}") from error
                 refused.append(f"{feed.degenerate or ''} {_dims_text(feed.dims)}: {_reason(error)}".lstrip())
             else:
-                held = [_keep(kept, len(answers), i, o) for i, o in enumerate(outputs)]
+                held = [keep(kept, len(answers), i, o) for i, o in enumerate(outputs)]
                 answers.append(_Answer(feed, held, time.perf_counter() - started))
             if not todo and more is not None:
                 todo, more = more(answers), None
@@ -360,7 +291,7 @@ def _cases(
     path: Path,
     answers: list[_Answer],
     outputs: Sequence[str],
-    tolerance: _Tolerance,
+    tolerance: Tolerance,
     threads: int | None,
     kept: Path,
     provider: Path | None = None,
@@ -384,11 +315,11 @@ def _cases(
                 )
                 continue
             case = _case(feed, feed.name, dict(zip(outputs, answer.outputs)), actual, tolerance)
-            held = None if case.ok else _keep_all(kept, len(answers) + index, actual)
+            held = None if case.ok else keep_all(kept, len(answers) + index, actual)
             found.append(_Compared(case, answer, held))
             if feed.stored is not None and feed.stored.outputs:
                 against = _case(feed, f"{feed.name}{STORED}", feed.stored.outputs, actual, tolerance)
-                again = None if against.ok else held or _keep_all(kept, len(answers) + index, actual)
+                again = None if against.ok else held or keep_all(kept, len(answers) + index, actual)
                 found.append(_Compared(against, answer, again))
     return found
 
@@ -466,11 +397,9 @@ def _within_spread(compared: _Compared, outputs: Sequence[str], own: Mapping[str
     return dataclasses.replace(compared.case, outputs=tuple(checks))
 
 
-def _case(
-    feed: _Feed, name: str, expected: Mapping[str, Any], actual: Mapping[str, Any], tolerance: _Tolerance
-) -> Case:
+def _case(feed: _Feed, name: str, expected: Mapping[str, Any], actual: Mapping[str, Any], tolerance: Tolerance) -> Case:
     relative = feed.degenerate == "large"
-    checks = _compare_all(expected, actual, tolerance, relative)
+    checks = compare_all(expected, actual, tolerance, relative)
     return Case(name, feed.dims, checks, inputs=None if all(c.ok for c in checks) else feed.inputs, relative=relative)
 
 
@@ -488,13 +417,13 @@ def _stored_cases(a: store.ModelLike, b: store.ModelLike | None) -> list[store.T
 
 
 def _against_stored(
-    path: Path, stored: list[store.TestData], tolerance: _Tolerance, threads: int | None
+    path: Path, stored: list[store.TestData], tolerance: Tolerance, threads: int | None
 ) -> Iterator[Case]:
     running = session.load(path, threads=threads)
     order = [o.name for o in running.get_outputs()]
     for data in stored:
         actual = dict(zip(order, session.run(running, data.inputs)))
-        yield Case(f"{data.folder.name}{STORED}", {}, _compare_all(data.outputs, actual, tolerance))
+        yield Case(f"{data.folder.name}{STORED}", {}, compare_all(data.outputs, actual, tolerance))
 
 
 def _same_interface(a: ir.Model, b: ir.Model) -> None:
@@ -551,318 +480,7 @@ def _reason(error: OpsmithError) -> str:
     return str(error).removeprefix("ONNX Runtime failed to run the model: ")
 
 
-def _keep(folder: Path, case: int, index: int, output: Any) -> Any:
-    """Large arrays go to disk and come back memory-mapped, so that they do not crowd out the second model."""
-    if not isinstance(output, np.ndarray) or output.nbytes < 1 << 20 or output.dtype.kind not in "fiubc":
-        return session.detached(output)
-    path = folder / f"{case}_{index}.npy"
-    np.save(path, output)
-    return np.load(path, mmap_mode="r")
-
-
-def _keep_all(folder: Path, case: int, outputs: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _keep(folder, case, i, output) for i, (name, output) in enumerate(outputs.items())}
-
-
-# --- comparing arrays -------------------------------------------------------------------------------------
-
-
-def _compare_all(
-    expected: Mapping[str, Any], actual: Mapping[str, Any], tolerance: _Tolerance, relative: bool = False
-) -> tuple[OutputCheck, ...]:
-    """RELATIVE: as `Case` says."""
-    checks: list[OutputCheck] = []
-    for name, reference in expected.items():
-        if name not in actual:
-            raise OpsmithError(f"the test data has an output {name!r}, which the model lacks")
-        used = _scaled(tolerance, reference) if relative and isinstance(reference, np.ndarray) else tolerance
-        checks += _compare_any(name, reference, actual[name], used)
-    return tuple(checks)
-
-
 def compare_value(case: Case, reference: Array, actual: Array, *, bound: float | None, name: str) -> OutputCheck:
     """A value inside a model, held to what the outputs of CASE are held to."""
-    used = _scaled(_Tolerance(bound=bound), reference) if case.relative else _Tolerance(bound=bound)
+    used = scaled(Tolerance(bound=bound), reference) if case.relative else Tolerance(bound=bound)
     return compare_arrays(reference, actual, rtol=used.rtol, atol=used.atol, bound=used.bound, name=name)
-
-
-def _scaled(tolerance: _Tolerance, reference: Array) -> _Tolerance:
-    if reference.dtype.name not in TOLERANCES or not reference.size or tolerance.bound is not None:
-        return tolerance
-    atol = TOLERANCES[reference.dtype.name][1] if tolerance.atol is None else tolerance.atol
-    largest = float(np.abs(reference[np.isfinite(reference)]).max(initial=0.0))
-    return _Tolerance(tolerance.rtol, atol * max(1.0, largest))
-
-
-def _compare_any(name: str, a: Any, b: Any, tolerance: _Tolerance) -> Iterator[OutputCheck]:
-    if isinstance(a, list) and isinstance(b, list):  # an ONNX sequence
-        if len(a) != len(b):
-            yield _failed(name, "sequence", (len(b),), f"sequence of {len(b)} instead of {len(a)}")
-            return
-        for index, (left, right) in enumerate(zip(a, b)):
-            yield from _compare_any(f"{name}[{index}]", left, right, tolerance)
-    elif isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        yield compare_arrays(a, b, rtol=tolerance.rtol, atol=tolerance.atol, bound=tolerance.bound, name=name)
-    else:
-        same = type(a) is type(b) and a == b
-        yield _failed(name, type(b).__name__, (), None if same else "differs")
-
-
-def _failed(name: str, dtype: str, shape: tuple[int, ...], problem: str | None) -> OutputCheck:
-    far = 0.0 if problem is None else float("inf")
-    return OutputCheck(name, dtype, shape, far, far, 1.0 if problem is None else 0.0, 0.0, 0.0, far, far, problem)
-
-
-def compare_arrays(
-    a: Array,
-    b: Array,
-    *,
-    rtol: float | None = None,
-    atol: float | None = None,
-    bound: float | None = None,
-    name: str = "",
-) -> OutputCheck:
-    """Compare B with the reference A, element by element; within BOUND times the largest element of A if that is given.
-
-    NaN equals NaN and an infinity equals itself; either of them where the other array has something else fails.
-    """
-    dtype = b.dtype.name
-    if a.dtype != b.dtype:
-        return _failed(name, dtype, b.shape, f"type {dtype} instead of {a.dtype.name}")
-    if a.shape != b.shape:
-        return _failed(name, dtype, b.shape, f"shape {list(b.shape)} instead of {list(a.shape)}")
-    if dtype not in TOLERANCES:
-        return _compare_exact(a, b, name, 0.0 if atol is None else atol)
-    used_rtol, used_atol = TOLERANCES[dtype]
-    used_rtol, used_atol = used_rtol if rtol is None else rtol, used_atol if atol is None else atol
-    scale = max((float(np.abs(x).max(initial=0.0)) for x, _, _ in _finite_blocks(a, b)), default=0.0)
-    if bound is not None:
-        used_rtol, used_atol = 0.0, bound * scale
-    found = _Differences()
-    for block in _finite_blocks(a, b):
-        found.take(*block, used_rtol, used_atol)
-    problem = None
-    if found.special:
-        where = np.unravel_index(found.first_special, a.shape)
-        was, got = a[where], b[where]
-        problem = f"{got} instead of {was} at {[int(i) for i in where]} ({found.special} such elements)"
-    elif found.wrong:
-        by = (
-            f"rtol {used_rtol:g}, atol {used_atol:g}"
-            if bound is None
-            else f"{bound:g} of the output's scale, {scale:.3g}"
-        )
-        problem = f"{found.wrong} of {a.size} elements differ by more than {by}"
-    needed_rtol, needed_atol = found.needed(used_rtol, used_atol)
-    return OutputCheck(
-        name,
-        dtype,
-        b.shape,
-        found.max_abs,
-        found.max_rel,
-        found.cosine,
-        used_rtol,
-        used_atol,
-        needed_rtol,
-        needed_atol,
-        problem,
-        scale,
-        bound=bound,
-    )
-
-
-BLOCK = 1 << 20  # elements that are compared at once: several copies in double are made of them
-
-
-def _finite_blocks(a: Array, b: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """Elements that are finite in both, in double, and the places of those that are special in one only; block by block."""
-    wide = np.complex128 if a.dtype.kind == "c" else np.float64
-    flat_a, flat_b = a.reshape(-1), b.reshape(-1)
-    for start in range(0, a.size, BLOCK):
-        left, right = (flat[start : start + BLOCK].astype(wide) for flat in (flat_a, flat_b))
-        finite = np.isfinite(left) & np.isfinite(right)
-        special = ~finite & ~((left == right) | (np.isnan(left) & np.isnan(right)))
-        yield left[finite], right[finite], start + np.flatnonzero(special)
-
-
-@dataclasses.dataclass
-class _Differences:
-    """What is known after some blocks."""
-
-    max_abs: float = 0.0
-    max_rel: float = 0.0
-    factor: float = 0.0  # by which the tolerances must grow for every element to pass
-    wrong: int = 0
-    special: int = 0
-    first_special: int = 0
-    product: complex = 0.0
-    squares_a: float = 0.0
-    squares_b: float = 0.0
-
-    def take(self, left: Array, right: Array, special: Array, rtol: float, atol: float) -> None:
-        distance, size = np.abs(right - left), np.abs(left)
-        self.max_abs = max(self.max_abs, float(distance.max(initial=0.0)))
-        matters = size > atol
-        self.max_rel = max(self.max_rel, float((distance[matters] / size[matters]).max(initial=0.0)))
-        allowed = atol + rtol * size
-        self.wrong += int((distance > allowed).sum())
-        apart = distance > 0
-        with np.errstate(divide="ignore", over="ignore"):
-            self.factor = max(self.factor, float((distance[apart] / allowed[apart]).max(initial=0.0)))
-        if special.size and not self.special:
-            self.first_special = int(special[0])
-        self.special += special.size
-        with np.errstate(over="ignore"):
-            self.product += complex(np.vdot(left, right))
-            self.squares_a += float(np.vdot(left, left).real)
-            self.squares_b += float(np.vdot(right, right).real)
-
-    def needed(self, rtol: float, atol: float) -> tuple[float, float]:
-        """The given tolerances scaled by the smallest factor that lets every element pass."""
-        if rtol == 0 and atol == 0:
-            return 0.0, self.max_abs
-        return self.factor * rtol if rtol else 0.0, self.factor * atol if atol else 0.0
-
-    @property
-    def cosine(self) -> float:
-        lengths = math.sqrt(self.squares_a) * math.sqrt(self.squares_b)
-        if lengths == 0:
-            return 1.0 if self.squares_a == self.squares_b == 0 else 0.0
-        return (abs(self.product) if self.product.imag else self.product.real) / lengths
-
-
-def _cosine(left: Array, right: Array) -> float:
-    lengths = float(np.linalg.norm(left) * np.linalg.norm(right))
-    if lengths == 0:
-        return 1.0 if not left.size or np.array_equal(left, right) else 0.0
-    return float(np.abs(np.vdot(left, right)) / lengths) if left.dtype.kind == "c" else float(left @ right) / lengths
-
-
-def _compare_exact(a: Array, b: Array, name: str, atol: float) -> OutputCheck:
-    """Integers, booleans and strings: equal, or, for numbers, within an ATOL of one or more if asked for."""
-    dtype = b.dtype.name
-    if a.dtype.kind not in "iub":
-        wrong = int((a != b).sum())
-        return _failed(name, dtype, b.shape, f"{wrong} of {a.size} elements differ" if wrong else None)
-    # int64 differences can overflow; Python's integers cannot, and only unequal elements are looked at
-    unequal = a != b
-    far = max((abs(int(x) - int(y)) for x, y in zip(a[unequal].ravel(), b[unequal].ravel())), default=0)
-    size = np.abs(a[unequal].astype(np.float64))
-    gaps = np.abs(a[unequal].astype(np.float64) - b[unequal].astype(np.float64))
-    max_rel = float((gaps[size > 0] / size[size > 0]).max(initial=0.0))
-    cosine = _cosine(a.astype(np.float64).ravel(), b.astype(np.float64).ravel())
-    wrong = int(unequal.sum())
-    problem = f"{wrong} of {a.size} elements differ" if far > atol else None
-    return OutputCheck(name, dtype, b.shape, float(far), max_rel, cosine, 0.0, atol, 0.0, float(far), problem)
-
-
-# --- bisect: where do they part? --------------------------------------------------------------------------
-
-PROBES = 64  # values fetched in one run: few enough to hold, many enough to need few runs
-
-
-def _bisect(
-    path_a: Path,
-    path_b: Path,
-    model_a: ir.Model,
-    model_b: ir.Model,
-    feed: Mapping[str, Array],
-    tolerance: _Tolerance,
-    threads: int | None,
-) -> tuple[Parting | None, str | None]:
-    """Fetch the values that both graphs name, spread over the graph, and close in on the first that differs."""
-    made_a, made_b = _producers(model_a), _producers(model_b)
-    shared = [name for name in made_a if name in made_b]
-    outputs = {value.name for value in model_a.graph.outputs}
-    if not set(shared) - outputs:
-        return _part_by_values(path_a, path_b, model_a, model_b, feed, tolerance, threads)
-    low, high = 0, len(shared)  # the first differing value lies in shared[low:high]
-    differing: OutputCheck | None = None
-    while True:
-        step = max(1, -(-(high - low) // PROBES))
-        probes = shared[low:high][step - 1 :: step]
-        if shared[high - 1] not in probes:
-            probes.append(shared[high - 1])
-        with tempfile.TemporaryDirectory(prefix="opsmith-verify-") as kept:
-            expected = _fetch(path_a, feed, probes, threads, Path(kept))
-            actual = _fetch(path_b, feed, probes, threads, None)
-            checks = {p: next(iter(_compare_any(p, expected[p], actual[p], tolerance))) for p in probes}
-        first = next((p for p in probes if not checks[p].ok), None)
-        if first is None:
-            return None, "every value that both models name agrees without ORT's optimizations; the outputs do not"
-        differing = checks[first]
-        position = shared.index(first)
-        good = [shared.index(p) for p in probes if shared.index(p) < position]
-        low, high = (max(good) + 1 if good else low), position + 1
-        if high - low <= 1 or step == 1:
-            break
-    return Parting(differing.name, made_a[differing.name], made_b[differing.name], differing, len(shared)), None
-
-
-def _part_by_values(
-    path_a: Path,
-    path_b: Path,
-    model_a: ir.Model,
-    model_b: ir.Model,
-    feed: Mapping[str, Array],
-    tolerance: _Tolerance,
-    threads: int | None,
-) -> tuple[Parting | None, str | None]:
-    """Graphs of two exporters share no names: what holds the same numbers is the same value."""
-    made_a, made_b = _producers(model_a), _producers(model_b)
-
-    def check(name: str, expected: Any, actual: Any) -> OutputCheck:
-        return next(iter(_compare_any(name, expected, actual, tolerance)))
-
-    with tempfile.TemporaryDirectory(prefix="opsmith-verify-") as kept:
-        values_a = _fetch_all(path_a, feed, list(made_a), threads, Path(kept) / "a")
-        values_b = _fetch_all(path_b, feed, list(made_b), threads, Path(kept) / "b")
-        found = match_values.match(model_a, model_b, values_a, values_b, lambda name, x, y: check(name, x, y).ok)
-        if found.parting is not None:
-            a, b = found.parting
-            differing = check(a, values_a[a], values_b[b])
-            return Parting(
-                a, made_a[a], made_b[b], differing, len(found.equals)
-            ), "matched by values: no names are shared"
-    if found.last is None:
-        return None, "the two models share no names of intermediate values, and none holds the same numbers in both"
-    a, b = found.last
-    return None, (
-        f"no names are shared; {len(found.equals)} values are the same in both, the last of them {a} ({made_a[a]}) as {b} "
-        f"({made_b[b]}); behind it the graphs differ in structure"
-    )
-
-
-def _fetch_all(
-    path: Path, feed: Mapping[str, Array], names: Sequence[str], threads: int | None, kept: Path
-) -> dict[str, Any]:
-    """All values, a few at a time, kept in files."""
-    values: dict[str, Any] = {}
-    for begin in range(0, len(names), PROBES):
-        folder = kept / str(begin)
-        folder.mkdir(parents=True)
-        values |= _fetch(path, feed, names[begin : begin + PROBES], threads, folder)
-    return values
-
-
-def _producers(model: ir.Model) -> dict[str, str]:
-    """value name -> "Op node_name", in the graph's order."""
-    return {
-        value.name: f"{node.domain}.{node.op_type} {node.name or ''}".strip(". ")
-        for node in model.graph
-        for value in node.outputs
-        if value.name
-    }
-
-
-def _fetch(
-    path: Path, feed: Mapping[str, Array], names: Sequence[str], threads: int | None, kept: Path | None
-) -> dict[str, Any]:
-    def add_outputs(proto: onnx.ModelProto) -> None:
-        present = {value.name for value in proto.graph.output}
-        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in present)
-
-    running = session.load(path, threads=threads, optimize=False, edit=add_outputs)
-    values = session.run(running, feed, names)
-    del running
-    return {n: _keep(kept, 0, i, v) if kept is not None else v for i, (n, v) in enumerate(zip(names, values))}

@@ -30,7 +30,7 @@ JSON = {
     "regions": "each native region: its name, the nodes of the source in it, its kernel calls",
     "left": "what stays with ONNX Runtime: operator, node, reason",
     "judged": "what it was measured with: `dims`, `origin` (test data, --shape, typical sizes) and the shapes of the inputs",
-    "timing": "seconds of the source and of the compiled model, `speedup`, `busy`; null where nothing was measured",
+    "timing": "seconds of the source and of the compiled model, `speedup`, `busy`, `taken` (how often); null where nothing was measured",
     "verified": "as `opsmith verify --json`; null with --no-verify",
     "tuning": "with --search: calls measured, known and changed, seconds before and after",
     "remarks": "lines for people",

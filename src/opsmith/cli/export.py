@@ -48,6 +48,10 @@ def command(
     shape: Annotated[
         list[str] | None, typer.Option("--shape", help="Fix a dim: SYMBOL=32 or NAME=1x32; repeatable.")
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="What a BERT type is for: feature-extraction (default), fill-mask, text-classification."),
+    ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Export a model to ONNX with test data, proved equal to PyTorch."""
@@ -64,6 +68,7 @@ def command(
         revision=revision,
         opset=opset,
         shapes=parse_fixed(shape or []),
+        task=task,
         verbose=console.verbose,
     )
     console.answer(result, lambda: _print(result), written=result.folder)

@@ -11,7 +11,8 @@ from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
 
 if TYPE_CHECKING:
-    from opsmith.check.verify import OutputCheck, VerifyResult
+    from opsmith.check.differences import OutputCheck
+    from opsmith.check.verify import VerifyResult
 
 PANEL = "Road"
 ORDER = 50
@@ -122,7 +123,7 @@ def _plural(count: int, word: str) -> str:
 
 def _families(checks: list[OutputCheck]) -> list[tuple[str, OutputCheck]]:
     """Outputs alike but for a number, such as the layers of a cache, in one row: the worst of them."""
-    from opsmith.check.verify import worst_first
+    from opsmith.check.differences import worst_first
 
     groups: dict[tuple[str, str], list[OutputCheck]] = {}
     for check in checks:

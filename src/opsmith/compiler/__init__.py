@@ -186,7 +186,9 @@ def cut_and_tune(
 
 def measure(attempt: Attempt, judge: keep.Judge, clock: Clock, profile: bool) -> list[GroupDifference]:
     """Time an attempt beside its source; with PROFILE, also what of it is slower than there."""
-    attempt.result.timing = judge.time(attempt.draft.path)
+    attempt.result.timing = keep.time_when_quiet(judge, attempt.draft.path)
+    if remark := keep.remark(attempt.result.timing):
+        attempt.result.remarks.append(remark)
     clock.lap("measure")
     # what is measured beside other work says nothing about single kernels
     quiet = not attempt.result.timing.busy

@@ -25,7 +25,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from opsmith import session, store
-from opsmith.check.verify import BOUNDS, Case, OutputCheck, VerifyResult, compare_value, worst_first
+from opsmith.check.differences import BOUNDS, OutputCheck, worst_first
+from opsmith.check.verify import Case, VerifyResult, compare_value
 from opsmith.compiler import geometry
 from opsmith.compiler.build import build, find_compiler
 from opsmith.compiler.convert import Blob, region_node, seal_weights, write_weights

@@ -2,7 +2,8 @@
 
 Source and compiled model run in processes of their own, in turns, on the inputs that the model is judged with. Both are then
 profiled, and each kernel is laid beside the nodes of ONNX Runtime that do the same work: those that lose clearly are handed
-back, the model is cut again without them, and the fastest of the cuts is kept.
+back, the model is cut again without them, and the fastest of the cuts is kept. What is measured beside other programs is
+measured again, a few times; if they stay, the timing says so.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ SECONDS = 1.5  # of measuring, at least five turns of each side
 TURN = 0.02  # seconds; shorter runs are repeated
 # A kernel is handed back if it loses this much: a share of the whole run, a share of its own time, microseconds.
 LOSS_OF_RUN, LOSS_OF_KERNEL, LOSS_US = 0.02, 0.2, 10.0
+AGAIN, WAIT = 2, 2.0  # times that a timing beside other programs is taken again, and seconds before each
 LEAST_GAIN = 0.03  # of a run: what handing back must promise for another cut to be worth its time
 
 
@@ -38,6 +40,7 @@ class Timing:
     ratio: float
     busy: bool  # other processes used the CPU meanwhile
     threads: int = 0
+    taken: int = 1  # how often it was measured, until no other process was in the way or AGAIN was used up
 
     @property
     def slower(self) -> bool:
@@ -50,6 +53,7 @@ class Timing:
             "speedup": self.ratio,
             "busy": self.busy,
             "threads": self.threads,
+            "taken": self.taken,
         }
 
 
@@ -118,6 +122,23 @@ class Judge:
             "threads": self.threads,
             "inputs": str(self._inputs.absolute()),
         }
+
+
+def time_when_quiet(judge: Judge, compiled: Path, wait: Callable[[float], None] = time.sleep) -> Timing:
+    """The first timing that other programs did not disturb; the last one, marked busy, if there is none."""
+    timing = judge.time(compiled)
+    while timing.busy and timing.taken <= AGAIN:
+        wait(WAIT)
+        timing = dataclasses.replace(judge.time(compiled), taken=timing.taken + 1)
+    return timing
+
+
+def remark(timing: Timing) -> str | None:
+    """What is to be said of a timing that was taken more than once."""
+    if timing.taken == 1:
+        return None
+    end = "and still was: the decision is marked" if timing.busy else "until it was not"
+    return f"the machine was busy: measured {timing.taken} times, {end}"
 
 
 def _runs(worker: Worker) -> int:

@@ -6,7 +6,7 @@
             running; exact sums in int32, scaled to fp32. What has no such kernel, or is sensitive, runs in bf16 (lower/precision.py)
 
 Norms, softmax, residual sums and everything between products stay in fp32. A new precision is a row here, a bound in
-check/verify.py, and kernels that the lowerings of products choose by it.
+check/differences.py, and kernels that the lowerings of products choose by it.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import importlib.util
 import json
 import os
@@ -63,6 +64,7 @@ def export(
     revision: str | None = None,
     opset: int | None = None,
     shapes: fixed.Shapes | None = None,
+    task: str | None = None,
     verbose: bool = False,
     overwrite: bool = False,
 ) -> Exported:
@@ -71,6 +73,7 @@ def export(
     SOURCE is a Hugging Face id, a folder in Hugging Face's layout or a GGUF file. A Stable Diffusion pipeline becomes a
     pipeline folder with a model folder per component. Nothing appears in DEST unless all of it verified.
     OPSET None: the exporter's own. SHAPES fix dynamic dims, as {"sequence": 32} or {"input_ids": (1, 32)}.
+    TASK is what the model is for, where its type fits several: "feature-extraction", "fill-mask", "text-classification".
     """
     if exporter not in trace.EXPORTERS:
         raise OpsmithError(f"unknown exporter {exporter!r}", f"known: {', '.join(trace.EXPORTERS)}")
@@ -83,11 +86,13 @@ def export(
         options["opset"] = opset
     if shapes:
         options["shapes"] = dict(shapes)
+    if task is not None:
+        options["task"] = task
     with (
         trace.quiet(verbose),
         sources.open_source(os.fspath(source), random=random_weights, seed=seed, revision=revision) as opened,
     ):
-        plan = _plan(opened)
+        plan = _plan(opened, task)
         made: list[Path] = []
         static = _Fixed(shapes or {})
         with contextlib.ExitStack() as drafts:  # all variants move into place at the end, or none does
@@ -135,17 +140,36 @@ def _need_torch() -> None:
         raise OpsmithError(f"export needs {' and '.join(missing)}", 'pip install ".[export]"')
 
 
-def _plan(source: sources.Source) -> Plan:
+def _plan(source: sources.Source, task: str | None) -> Plan:
     if source.holds("model_index.json"):
+        _check_task(task, (), source.name)
         return diffusion.plan(source)
     config = source.config()
     for accepts, plan in _FAMILIES:
         if accepts(config):
-            return plan(source)
+            _check_task(task, _tasks(plan, config), source.name)
+            return encoder.plan(source, task) if plan is encoder.plan else plan(source)
     kind = config.get("model_type") or config.get("_class_name") or "of unknown type"
     raise OpsmithError(
         f"{source.name} is {kind}, which export does not know",
         "known: decoders with a KV cache, encoder-decoders such as T5 and Whisper, BERT-type encoders, CLIP, CLIPSeg, Stable Diffusion pipelines and their autoencoders",
+    )
+
+
+def _tasks(plan: Callable[[sources.Source], Plan], config: dict[str, Any]) -> tuple[str, ...]:
+    if plan is encoder.plan:
+        return encoder.tasks(config)
+    return (causal_lm.TASK,) if plan is causal_lm.plan else ()
+
+
+def _check_task(task: str | None, known: Sequence[str], name: str) -> None:
+    if task is None or task in known:
+        return
+    if not known:
+        raise OpsmithError(f"--task {task}: {name} is exported in one way only", "leave out --task")
+    near = difflib.get_close_matches(task, known, 1, 0.0)[0]
+    raise OpsmithError(
+        f"--task {task}: {name} is not exported as that", f"did you mean {near}? known: {', '.join(known)}"
     )
 
 

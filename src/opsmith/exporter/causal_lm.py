@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 
+TASK = "text-generation"
 FIRST = "first position"  # of the new tokens, in a case that is about places rather than lengths
 
 

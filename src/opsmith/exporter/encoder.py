@@ -1,6 +1,7 @@
 """Encoders: BERT and its relatives, CLIP's text and image towers.
 
 BERT     input_ids, attention_mask, token_type_ids [B,S] -> last_hidden_state [B,S,C], pooler_output [B,C] if any
+         with a head (TASKS)                             -> logits [B,S,V] of fill-mask, [B,labels] of text-classification
 CLIP     text_model:   input_ids, attention_mask [B,S]   -> text_embeds [B,E],  last_hidden_state [B,S,C]
          vision_model: pixel_values [B,3,H,W] (H, W of the config) -> image_embeds [B,E], last_hidden_state [B,T,C]
 """
@@ -18,13 +19,19 @@ if TYPE_CHECKING:
 
 # Encoders with BERT's interface; each is proved by the same checks.
 _BERT_LIKE = {"bert", "roberta", "xlm-roberta", "distilbert", "electra"}
+FEATURES, FILL_MASK, CLASSIFY = TASKS = ("feature-extraction", "fill-mask", "text-classification")
 
 
 def accepts(config: dict[str, Any]) -> bool:
     return config.get("model_type") in {*_BERT_LIKE, "clip"}
 
 
-def plan(source: sources.Source) -> Plan:
+def tasks(config: dict[str, Any]) -> tuple[str, ...]:
+    """What a model may be exported as; the first if nothing is asked for."""
+    return TASKS if config["model_type"] in _BERT_LIKE else ()
+
+
+def plan(source: sources.Source, task: str | None = None) -> Plan:
     config = source.config()
     if config["model_type"] == "clip":
         parts = [
@@ -34,19 +41,26 @@ def plan(source: sources.Source) -> Plan:
         return Plan(
             parts, [*source.tokenizer_files(), *source.present("preprocessor_config.json")], {"config.json": config}
         )
-    return Plan([Part("", lambda: _bert(source), config)], source.tokenizer_files())
+    return Plan([Part("", lambda: _bert(source, task or FEATURES), config)], source.tokenizer_files())
 
 
-def _bert(source: sources.Source) -> Graph:
-    from transformers import AutoModel
+def _bert(source: sources.Source, task: str) -> Graph:
+    from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-    model = sources.load_transformers(source, AutoModel, optional="pooler")
+    heads = {FILL_MASK: AutoModelForMaskedLM, CLASSIFY: AutoModelForSequenceClassification}
+    if task in heads:
+        model = sources.load_transformers(source, heads[task])
+    else:
+        model = sources.load_transformers(source, AutoModel, optional="pooler")
     config = model.config
     typed = getattr(config, "type_vocab_size", 0) > 1
     pooled = getattr(model, "pooler", None) is not None
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if typed else [])]
-    outputs: dict[str, dict[int, str]] = {"last_hidden_state": {0: "batch", 1: "sequence"}}
-    if pooled:
+    tokens = {0: "batch", 1: "sequence"}
+    outputs: dict[str, dict[int, str]] = {"last_hidden_state": tokens}
+    if task in heads:
+        outputs = {"logits": tokens if task == FILL_MASK else {0: "batch"}}
+    elif pooled:
         outputs["pooler_output"] = {0: "batch"}
 
     def example(sizes: Sizes, random: torch.Generator) -> Sequence[torch.Tensor]:
@@ -63,6 +77,8 @@ def _bert(source: sources.Source) -> Graph:
     def call(model: Any, mask: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         extra = {"token_type_ids": tensors[2]} if typed else {}
         result = model(tensors[0], attention_mask=mask, **extra)
+        if task in heads:
+            return [result.logits]
         return [result.last_hidden_state, *([result.pooler_output] if pooled else [])]
 
     def forward(model: Any, *tensors: torch.Tensor) -> list[torch.Tensor]:

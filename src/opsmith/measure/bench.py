@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 
 from opsmith import machine, progress, provider, session, settings, store
+from opsmith.check.differences import BOUNDS, OutputCheck, compare_arrays
 from opsmith.check.feed import Given, judged_feed
 from opsmith.check.flops import flops
-from opsmith.check.verify import BOUNDS, OutputCheck, compare_arrays
 from opsmith.errors import OpsmithError
 from opsmith.measure import peak
 from opsmith.plain import Shown

@@ -22,10 +22,10 @@ import onnx_ir as ir
 
 from opsmith import progress, session, store
 from opsmith.check import inputs as generate
+from opsmith.check.differences import compare_arrays
 from opsmith.check.inputs import Array
 from opsmith.check.origins import Graph, Node, graph_of, origins
 from opsmith.check.values import random_inputs
-from opsmith.check.verify import compare_arrays
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.measure import bench
 from opsmith.plain import Shown
