@@ -48,7 +48,9 @@ def cannot_compile(error: DoesNotCompile, cuts: Mapping[str, Cut], request: Requ
     if request.regions == "whole" or not nodes:
         raise error
     why = f"its code does not compile ({error.message[:SHOWN]})"
-    return Found(dict.fromkeys(nodes, why), f"{len(nodes)} nodes go back to ONNX Runtime: {why}. This is a defect of ours")
+    return Found(
+        dict.fromkeys(nodes, why), f"{len(nodes)} nodes go back to ONNX Runtime: {why}. This is a defect of ours"
+    )
 
 
 def examine(source: Path, attempt: Attempt, request: Request, wrong: int) -> Found | None:
