@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import collections
 import dataclasses
+import itertools
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -166,14 +167,16 @@ class Trial:
         for symbol, usual in free.items():
             kinds[usual.kind].append(symbol)
         yield from ((first, safer) for safer in values.SAFER[1:])
+        tries = [[dict.fromkeys(symbols, n) for n in free[symbols[0]].tries] for symbols in kinds.values()]
         seen = [first]
-        for symbols in kinds.values():
-            for size in free[symbols[0]].tries:
-                fixed = {**{s: n for s, n in first.items() if s in free}, **dict.fromkeys(symbols, size)}
-                dims = _assigned(self.wanted, wishes, fixed)
-                if dims is not None and dims not in seen:
-                    seen.append(dims)
-                    yield dims, "random"
+        alone = (one for each in tries for one in each)
+        both = (a | b for one, other in itertools.combinations(tries, 2) for a, b in itertools.product(one, other))
+        for sizes in itertools.chain(alone, both):  # a state has the batch for an axis, and the sound a length of its own
+            fixed = {**{s: n for s, n in first.items() if s in free}, **sizes}
+            dims = _assigned(self.wanted, wishes, fixed)
+            if dims is not None and dims not in seen:
+                seen.append(dims)
+                yield dims, "random"
 
 
 def _assigned(wanted: Sequence[Input], wishes: Fixed, sizes: Dims) -> Dims | None:

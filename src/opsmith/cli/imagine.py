@@ -69,6 +69,10 @@ def command(
     lora: Annotated[
         list[str] | None, typer.Option("--lora", help="FILE[:scale], a .safetensors LoRA; several times for several.")
     ] = None,
+    embedding: Annotated[
+        list[str] | None,
+        typer.Option("--embedding", help="FILE[:word], a .safetensors textual inversion; several times for several."),
+    ] = None,
     plain_prompt: Annotated[
         bool, typer.Option("--plain-prompt", help="Brackets are text, and 75 tokens are all, as in diffusers.")
     ] = False,
@@ -151,6 +155,8 @@ def command(
 
     for given in lora or ():
         app.load_lora(*_lora(given))
+    for given in embedding or ():
+        app.load_textual_inversion(*_embedding(given))
     with machine.only_memory_that_is_there(), progress.task("imagine", total=100) as step:
         before = time.perf_counter()
 
@@ -219,6 +225,12 @@ def _lora(given: str) -> tuple[Path, float]:
         return (Path(file), float(scale)) if colon and not Path(given).exists() else (Path(given), 1.0)
     except ValueError:
         return Path(given), 1.0
+
+
+def _embedding(given: str) -> tuple[Path, str | None]:
+    """FILE or FILE:word."""
+    file, colon, word = given.rpartition(":")
+    return (Path(file), word) if colon and not Path(given).exists() else (Path(given), None)
 
 
 def _place(done: int, total: int, n: int, batch: int) -> str:

@@ -141,13 +141,25 @@ def calibration_feeds(
 
 
 def _generated(source: store.ModelLike, model: ir.Model, count: int, one_shape: bool) -> list[Feed]:
-    """Random inputs, none larger than what the model is known to run on (a table of 77 positions takes no 128 tokens)."""
-    runs = judged_feed(source).dims
+    """Random inputs, none larger than what the model is known to run on (a table of 77 positions takes no 128 tokens), and of just
+    that size where it does not run on another."""
+    judged = judged_feed(source)
+    judged.required()
+    runs = judged.dims
     if one_shape and runs:
         dims = [runs] * count
     else:
         dims = [{s: min(n, runs.get(s, n)) for s, n in d.items()} for d in generate.cases(generate.specs(model), count)]
-    return [random_inputs(model, d, seed=i) for i, d in enumerate(dims)]
+    running = session.load(source, optimize=False)
+    feeds = []
+    for seed, sizes in enumerate(dims):
+        feed = random_inputs(model, sizes, seed=seed, known=judged.ranges)
+        try:
+            session.run(running, feed)
+        except OpsmithError:
+            feed = random_inputs(model, runs, seed=seed, known=judged.ranges)
+        feeds.append(feed)
+    return feeds
 
 
 def _read(file: Path, path: Path, model: ir.Model, count: int) -> list[Feed]:

@@ -31,6 +31,7 @@ class ClipTokenizer:
         longest = special.get("model_max_length")
         # Hugging Face writes 1e30 where there is no limit.
         self.longest = int(longest) if isinstance(longest, (int, float)) and longest < 1e6 else None
+        self.added: dict[str, list[int]] = {}  # words that are no text, found anywhere, in any case -> their ids
 
     def _id(self, folder: Path, token: str) -> int:
         found = self.inner.token_to_id(token)
@@ -40,7 +41,22 @@ class ClipTokenizer:
 
     def words(self, text: str) -> list[int]:
         """The ids of the text alone."""
-        return encode(self.inner, text, special=False)
+        ids: list[int] = []
+        for piece in self._pieces(text):
+            added = self._lower.get(piece.lower())
+            ids += encode(self.inner, piece, special=False) if added is None else added
+        return ids
+
+    @property
+    def _lower(self) -> dict[str, list[int]]:
+        return {word.lower(): ids for word, ids in self.added.items()}
+
+    def _pieces(self, text: str) -> list[str]:
+        """TEXT cut around added words; where several begin, the longest counts."""
+        if not self.added:
+            return [text]
+        longest_first = sorted(self.added, key=len, reverse=True)
+        return [p for p in re.split(f"({'|'.join(map(re.escape, longest_first))})", text, flags=re.IGNORECASE) if p]
 
     def unknown(self, text: str) -> list[str]:
         """Words that the text encoder has never met, where that can be told.
@@ -50,7 +66,8 @@ class ClipTokenizer:
         """
         if self.inner.get_vocab_size() > SMALL_WORLD:
             return []
-        found = dict.fromkeys(re.findall(r"[^\W\d_]+", text.lower()))
+        plain = " ".join(piece for piece in self._pieces(text.lower()) if piece not in self._lower)
+        found = dict.fromkeys(re.findall(r"[^\W\d_]+", plain))
         return [word for word in found if len(self.words(word)) > 1]
 
     def enclosed(self, text: str, longest: int) -> tuple[list[int], bool]:

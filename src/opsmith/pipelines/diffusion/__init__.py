@@ -6,7 +6,8 @@ made.images[0]; made.settings[0]
 
 request.py    what was asked for -> a Job, checked
 parts.py      the folder's components: which variants, their sessions
-adapters.py   LoRAs: components with other weights
+adapters.py   LoRAs and new words: components with other weights
+tokens.py     words of textual inversions, and their ids
 geometry.py   sizes that the configs say
 reading.py    weights and chunks of a prompt
 spoken.py     diffusers' words for all of it

@@ -1,8 +1,11 @@
-"""LoRAs that are on: components run with other weights, compiled ones too, without being compiled again.
+"""LoRAs and textual inversions that are on: components run with other weights, compiled ones too, without being compiled again.
 
 load, set_scale, unload   note what is wanted
 the next picture          gives each component that is touched a copy with those weights, in a temporary folder: only its weights are
-                          packed, the library stays. A component that no LoRA touches, or none any more, is the pipeline's own.
+                          packed, the library stays. A component that nothing touches, or nothing any more, is the pipeline's own.
+
+New words make a text encoder's table longer, for which a compiled one has no room: while they are on, the one that it was compiled
+from runs in its place, and a remark says so.
 """
 
 from __future__ import annotations
@@ -12,11 +15,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import opsmith
 from opsmith import store
 from opsmith.errors import OpsmithError
-from opsmith.pipelines import lora
+from opsmith.pipelines import lora, textual_inversion
 from opsmith.pipelines.diffusion.parts import Parts
+from opsmith.pipelines.diffusion.tokens import Tokens
+
+Array = np.ndarray[Any, Any]
+State = tuple[object, ...]
 
 
 @dataclasses.dataclass
@@ -26,10 +35,11 @@ class Adapter:
 
 
 class Adapters:
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, tokens: Tokens) -> None:
+        self._parts, self.tokens = parts, tokens
         self.on: dict[str, Adapter] = {}
-        self._made: dict[str, tuple[tuple[str, float], ...]] = {}  # component -> what its weights hold now
+        self._made: dict[str, State] = {}  # component -> what its weights hold now
+        self._uncompiled: list[str] = []  # components that run without their library
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def load(self, path: store.PathLike, scale: float = 1.0, name: str | None = None) -> str:
@@ -64,6 +74,26 @@ class Adapters:
             self._known(name)
             del self.on[name]
 
+    def load_word(self, path: store.PathLike, token: str | None = None) -> str:
+        """Read a textual inversion and see that it fits; its word."""
+        token, word = self.tokens.read(path, token)
+        self.tokens.on[token] = word
+        try:
+            self.apply()
+        except OpsmithError:
+            del self.tokens.on[token]
+            raise
+        return token
+
+    def unload_word(self, token: str | None = None) -> None:
+        """One textual inversion, or all of them."""
+        if token is None:
+            self.tokens.on.clear()
+        elif token in self.tokens.on:
+            del self.tokens.on[token]
+        else:
+            raise OpsmithError(f"no embedding {token!r} is on", f"there are: {', '.join(self.tokens.on) or 'none'}")
+
     def _known(self, name: str) -> Adapter:
         if name not in self.on:
             raise OpsmithError(f"no LoRA {name!r} is on", f"there are: {', '.join(self.on) or 'none'}")
@@ -73,29 +103,39 @@ class Adapters:
         """Bring every component up to date; nothing is done where nothing changed."""
         for component in self._parts.paths:
             here = {n: a for n, a in self.on.items() if component in a.lora.layers and a.scale}
-            wanted = tuple((n, a.scale) for n, a in here.items())
+            words = self.tokens.here(component)
+            wanted = (*((n, a.scale) for n, a in here.items()), *((t, rows.tobytes()) for t, rows in words.items()))
             if wanted == self._made.get(component, ()):
                 continue
             if wanted:
-                self._reweigh(component, [(a.lora, a.scale) for a in here.values()], len(self._made))
+                self._reweigh(component, [(a.lora, a.scale) for a in here.values()], list(words.values()))
             else:
                 self._parts.override(component, None)
+            self._uncompiled = [c for c in self._uncompiled if c != component]
+            if words and self._parts.named(component) != self._parts.paths[component]:
+                self._uncompiled.append(component)
+            self.tokens.number(component)
             self._made[component] = wanted
 
-    def _reweigh(self, component: str, loras: list[tuple[lora.Lora, float]], number: int) -> None:
-        path = self._parts.paths[component]
-        source = _source(path)
+    def _reweigh(self, component: str, loras: list[tuple[lora.Lora, float]], words: list[Array]) -> None:
+        path, source = self._parts.paths[component], self._parts.named(component)
         model = store.open_model(source)
         lora.put(model, component, loras)
         if self._scratch is None:
             self._scratch = tempfile.TemporaryDirectory(prefix="opsmith-lora-", ignore_cleanup_errors=True)
         dest = Path(tempfile.mkdtemp(prefix=f"{component}-", dir=self._scratch.name)) / component
-        if source == path:
+        if words:
+            textual_inversion.put(model, np.concatenate(words))
+        if source == path or words:
             dest.mkdir()
             store.save_model(model, dest / "model.onnx")
         else:
             opsmith.weights(path.parent, model, dest, verify=False)
         self._parts.override(component, store.find_model(dest))
+
+    @property
+    def remarks(self) -> list[str]:
+        return [f"the {name} runs uncompiled: the compiled one has no room for new words" for name in self._uncompiled]
 
     @property
     def told(self) -> list[dict[str, Any]]:
@@ -106,16 +146,3 @@ class Adapters:
 def _check_scale(scale: float) -> None:
     if not -100 <= scale <= 100:  # NaN too
         raise OpsmithError(f"a LoRA's scale of {scale} is not possible", "1 is usual, 0 is off")
-
-
-def _source(path: Path) -> Path:
-    """The model whose weights have names: the one that PATH was compiled from, else itself."""
-    if not store.libraries(path):
-        return path
-    name = store.read_record(path).get("parent")
-    for place in (path.parent / str(name), path.parent.parent / str(name)):
-        if name and place.exists():
-            return store.find_model(place)
-    raise OpsmithError(
-        f"the model that {path.parent} was compiled from is gone", "a LoRA needs it: its weights have names"
-    )

@@ -23,6 +23,7 @@ from opsmith.pipelines.diffusion.fast import Fast, explain, preset
 from opsmith.pipelines.diffusion.loop import Callback, Loop, Watch, shifted
 from opsmith.pipelines.diffusion.parts import Parts
 from opsmith.pipelines.diffusion.request import Job, Request, check, requests
+from opsmith.pipelines.diffusion.tokens import Tokens
 from opsmith.pipelines.diffusion.unet import Unet
 from opsmith.pipelines.diffusion.words import Words, embedded_guidance
 from opsmith.pipelines.text import read_config
@@ -59,10 +60,10 @@ class DiffusionApp:
         VAE is a folder with another autoencoder's vae_decoder (and vae_encoder), used instead of the pipeline's own.
         TILES (auto, on, off): decode the picture in tiles that overlap, by itself where the whole does not fit into memory."""
         self.parts = Parts(folder, variant, threads, low_memory, vae)
-        self.adapters = Adapters(self.parts)
         self.scheduler_config = schedulers.read_config(self.folder / "scheduler")
         self.geometry = self._read_geometry()
         self.words = Words(self.parts, self.geometry)
+        self.adapters = Adapters(self.parts, Tokens(self.parts, self.words.tokenizers))
         self.canvas = Canvas(self.parts, self.geometry, tiles)
         self.unet = Unet(self.parts, self.geometry, savings)
         self.controls = Controls(self.parts)
@@ -130,7 +131,7 @@ class DiffusionApp:
         """Drop one component's session, or all; the next call loads it again."""
         self.parts.release(name)
 
-    # --- LoRA --------------------------------------------------------------------------------------------
+    # --- adapters ----------------------------------------------------------------------------------------
 
     def load_lora(self, path: store.PathLike, scale: float = 1.0, name: str | None = None) -> str:
         """Turn on a LoRA (.safetensors; kohya's or diffusers' keys); its name, by default the file's. Several can be on at once."""
@@ -143,6 +144,14 @@ class DiffusionApp:
     def unload(self, name: str | None = None) -> None:
         """Turn a LoRA off, or all: pictures are what they were, to the last bit."""
         self.adapters.unload(name)
+
+    def load_textual_inversion(self, path: store.PathLike, token: str | None = None) -> str:
+        """Teach the text encoder a word (.safetensors); the word, by default the file's own. Several can be on at once."""
+        return self.adapters.load_word(path, token)
+
+    def unload_textual_inversion(self, token: str | None = None) -> None:
+        """Forget a word, or all."""
+        self.adapters.unload_word(token)
 
     def unknown_remarks(self, prompt: str) -> list[str]:
         """A line if PROMPT has words that the pipeline was never shown, where that can be told."""
@@ -263,7 +272,7 @@ class DiffusionApp:
         self.adapters.apply()
         self.unet.check(job.fast)
         conditions, remarks = self.words.conditions(job)
-        remarks += self.unknown_remarks(job.prompt) + self._size_remarks(job)
+        remarks += self.unknown_remarks(job.prompt) + self._size_remarks(job) + self.adapters.remarks
         indices = list(range(request.first, request.first + request.n))
         groups = [indices[i : i + request.batch] for i in range(0, request.n, request.batch)]
         plan = self.loop.plan(job)
@@ -316,6 +325,7 @@ class DiffusionApp:
             "pipeline": self.folder.name,
             "vae": self.parts.vae.name if self.parts.vae is not None else None,
             "loras": self.adapters.told,
+            "embeddings": self.adapters.tokens.told,
             "variants": self.variants,
             "model_hashes": self.hashes,
         }

@@ -101,6 +101,19 @@ class Parts:
         """Of each component's .onnx file and the names and sizes of the files it points at."""
         return {name: _hash(path) for name, path in self.paths.items()}
 
+    def named(self, name: str) -> Path:
+        """The model of component NAME whose weights have names: the one that it was compiled from, else itself."""
+        path = self.paths[name]
+        if not store.libraries(path):
+            return path
+        parent = store.read_record(path).get("parent")
+        for place in (path.parent / str(parent), path.parent.parent / str(parent)):
+            if parent and place.exists():
+                return store.find_model(place)
+        raise OpsmithError(
+            f"the model that {path.parent} was compiled from is gone", "it is needed here: its weights have names"
+        )
+
     def config(self, name: str) -> dict[str, Any]:
         return read_config(self.home(name) / "config.json")
 

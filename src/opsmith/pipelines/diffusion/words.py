@@ -46,6 +46,11 @@ class Words:
         self._scored = bool(index.get("requires_aesthetics_score"))  # XL's refiner
 
     @property
+    def tokenizers(self) -> dict[str, ClipTokenizer]:
+        """By text encoder."""
+        return dict(zip(self._encoders, self._tokenizers))
+
+    @property
     def tokenizer(self) -> ClipTokenizer:
         return self._tokenizers[0]
 
