@@ -60,7 +60,7 @@ def model(path: Path) -> None:
 
 
 def place_of(verb: str) -> Path:
-    return Path({"export": "exported", "map": "made/map.jsonl"}.get(verb, f"made/{verb}"))
+    return Path({"export": "exported/dynamo", "map": "made/map.jsonl"}.get(verb, f"made/{verb}"))
 
 
 def remove(verb: str) -> None:

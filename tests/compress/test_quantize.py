@@ -291,3 +291,30 @@ def test_kl_and_agreement_are_those_of_the_definition():
     kl, top1 = quality.next_token(a, b)
     expected = (0.5 * np.log(0.5 / 0.2) + 0.3 * np.log(0.3 / 0.5) + 0.2 * np.log(0.2 / 0.3)) / 2
     assert kl == pytest.approx(expected) and top1 == 0.5
+
+
+def test_a_model_whose_branches_read_a_quantized_product_stays_in_order(tmp_path):
+    """ONNX Runtime's tool put the If before the product that only its branches read."""
+    rng = np.random.default_rng(0)
+    body = "(float[n,64] x, bool c) => (float[n,64] y) { h = MatMul(x, w)  k = If(c) <then_branch = t () => (float[n,64] a) { a = Relu(h) }, else_branch = e () => (float[n,64] b) { b = Neg(h) }>  y = MatMul(k, v) }"
+    proto = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> m {body}')
+    for name in ("w", "v"):
+        weights = (rng.standard_normal((64, 64)) / 8).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, name))
+    onnx.save(proto, tmp_path / "m.onnx")
+    opsmith.quantize(tmp_path / "m.onnx", tmp_path / "q", method="dynamic")
+    feed = {"x": rng.standard_normal((3, 64)).astype(np.float32), "c": np.array(True)}
+    want, got = (opsmith.load(m).run(None, feed)[0] for m in (tmp_path / "m.onnx", tmp_path / "q"))
+    assert np.abs(got - want).max() < 0.1 * np.abs(want).max()
+
+
+def test_a_model_that_runs_at_one_size_only_is_judged_at_that_size(tmp_path):
+    """As voice detectors do: random sizes of calibration inputs did not run, and the model was refused."""
+    rng = np.random.default_rng(0)
+    body = "(float[1,s] x) => (float[1,64] y) { y = MatMul(x, w) }"
+    proto = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> m {body}')
+    weights = (rng.standard_normal((512, 64)) / 8).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    result = opsmith.quantize(tmp_path / "m.onnx", tmp_path / "q", method="dynamic")
+    assert result.quality is not None and result.quality.cosine > 0.99

@@ -40,7 +40,7 @@ def events(running: Running, path: str, body: dict[str, Any]) -> list[str]:
 
 def chunk(delta: dict[str, Any], reason: str | None, index: int = 0, **more: Any) -> str:
     choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
-    return json.dumps({"model": "writer", "object": "chat.completion.chunk", "choices": [choice], **more})
+    return json.dumps({"object": "chat.completion.chunk", "model": "writer", "choices": [choice], **more})
 
 
 def test_a_chat_stream_has_openais_shape(running: Running) -> None:
@@ -73,8 +73,8 @@ def test_a_completions_stream_has_openais_shape(running: Running) -> None:
     seen = events(running, "completions", {"model": "writer", "prompt": "frog:", "max_tokens": 2, "temperature": 0})
 
     def piece(text: str, reason: str | None) -> str:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
-        return json.dumps({"model": "writer", "object": "text_completion", "choices": [choice]})
+        choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": reason}
+        return json.dumps({"object": "text_completion", "choices": [choice], "model": "writer"})
 
     *pieces, reason, last = seen
     words = [json.loads(p)["choices"][0]["text"] for p in pieces]

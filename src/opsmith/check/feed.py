@@ -171,7 +171,9 @@ class Trial:
         seen = [first]
         alone = (one for each in tries for one in each)
         both = (a | b for one, other in itertools.combinations(tries, 2) for a, b in itertools.product(one, other))
-        for sizes in itertools.chain(alone, both):  # a state has the batch for an axis, and the sound a length of its own
+        for sizes in itertools.chain(
+            alone, both
+        ):  # a state has the batch for an axis, and the sound a length of its own
             fixed = {**{s: n for s, n in first.items() if s in free}, **sizes}
             dims = _assigned(self.wanted, wishes, fixed)
             if dims is not None and dims not in seen:

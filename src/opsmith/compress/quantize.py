@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from opsmith import progress, session, store
@@ -388,7 +389,22 @@ def _with_ort(source: Path, target: Path, options: QuantizeOptions, feeds: Seque
         ) from error
     finally:
         logger.setLevel(level)
+    _sort_nodes(target)
     return _integer_weights(target), [*left, *(f"{name}: {reason}" for name, reason in skip.items())]
+
+
+def _sort_nodes(path: Path) -> None:
+    """The tool orders nodes by what they read, and overlooks what the bodies of an If or Loop read."""
+    proto = store.read_proto(path)
+    graph = ir.from_proto(proto).graph
+    places = {node: i for i, node in enumerate(graph)}
+    graph.sort()
+    order = [places[node] for node in graph]
+    if order != sorted(order):
+        nodes = [onnx.NodeProto.FromString(proto.graph.node[i].SerializeToString()) for i in order]
+        del proto.graph.node[:]
+        proto.graph.node.extend(nodes)
+        path.write_bytes(proto.SerializeToString())
 
 
 def _forget_shapes_of_weights(path: Path) -> None:

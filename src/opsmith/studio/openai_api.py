@@ -248,7 +248,7 @@ async def _picture_events(studio: Studio, job: Job, name: str, wish: Wish) -> As
                 if not await watcher.next(10):
                     yield ": still here\n\n"
         if job.state != "done":
-            yield waiting.event("error", waiting.error_body(job.error or "cancelled", None))
+            yield waiting.event("error", waiting.error_of(job))
             return
         for image, note in zip(job.output.images, job.output.settings):
             drawn = await run_in_threadpool(png, image, note)

@@ -169,34 +169,49 @@ class ChatCompletion(Asked):
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How one endpoint writes its answers."""
+    """How one endpoint writes its answers, with the fields in OpenAI's order; tests/studio/streams has them whole."""
 
     prefix: str
     whole: str  # the object's name
     chunk: str
-    choice: Callable[[str, list[Any] | None], dict[str, Any]]  # text, likelihoods
-    begin: dict[str, Any] | None  # the first piece of a streamed choice
-    piece: Callable[[str], dict[str, Any]]
+    choice: Callable[[int, str, list[Any] | None, str], dict[str, Any]]  # index, text, likelihoods, why it ended
+    begin: Callable[[int], dict[str, Any]] | None  # the first piece of a streamed choice
+    piece: Callable[[int, str, str | None], dict[str, Any]]  # index, text, why it ended
+    tail: tuple[str, ...]  # the fields of a chunk that follow its choices
+
+
+def _text(index: int, text: str, likely: list[Any] | None, reason: str | None) -> dict[str, Any]:
+    table = None if likely is None else _table(likely)
+    return {"text": text, "index": index, "logprobs": table, "finish_reason": reason}
+
+
+def _message(index: int, text: str, likely: list[Any] | None, reason: str) -> dict[str, Any]:
+    message = {"role": "assistant", "content": text, "refusal": None}
+    table = None if likely is None else {"content": likely, "refusal": None}
+    return {"index": index, "message": message, "logprobs": table, "finish_reason": reason}
+
+
+def _delta(index: int, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
 TEXT = Form(
-    "cmpl-",
-    "text_completion",
-    "text_completion",
-    lambda text, likely: {"text": text, "logprobs": _table(likely) if likely is not None else None},
-    None,
-    lambda text: {"text": text},
+    prefix="cmpl-",
+    whole="text_completion",
+    chunk="text_completion",
+    choice=_text,
+    begin=None,
+    piece=lambda index, text, reason: _text(index, text, None, reason),
+    tail=("model",),
 )
 CHAT = Form(
-    "chatcmpl-",
-    "chat.completion",
-    "chat.completion.chunk",
-    lambda text, likely: {
-        "message": {"role": "assistant", "content": text, "refusal": None},
-        "logprobs": {"content": likely, "refusal": None} if likely is not None else None,
-    },
-    {"delta": {"role": "assistant", "content": "", "refusal": None}},
-    lambda text: {"delta": {"content": text} if text else {}},
+    prefix="chatcmpl-",
+    whole="chat.completion",
+    chunk="chat.completion.chunk",
+    choice=_message,
+    begin=lambda index: _delta(index, {"role": "assistant", "content": "", "refusal": None}, None),
+    piece=lambda index, text, reason: _delta(index, {"content": text} if text else {}, reason),
+    tail=(),
 )
 
 
@@ -293,54 +308,52 @@ async def _answer(
     work: Callable[[Job], dict[str, Any]],
 ) -> Response:
     job = studio.jobs.submit("writer", "api", waiting.OWNER, work)
-    base = {"id": f"{form.prefix}{job.id}", "created": int(time.time()), "model": asked.model}
+    name, now = f"{form.prefix}{job.id}", int(time.time())
     if asked.stream:
         usage = bool(asked.stream_options and asked.stream_options.include_usage)
         # What is refused before a token is written (an empty prompt, a full context) is an error, not a stream.
         await waiting.begun(request, studio, job)
-        events = _events(studio, job, {**base, "object": form.chunk}, form, rows, usage)
-        return StreamingResponse(events, media_type="text/event-stream")
+        head = {"id": name, "object": form.chunk, "created": now, "model": asked.model}
+        return StreamingResponse(_events(studio, job, head, form, rows, usage), media_type="text/event-stream")
     await waiting.finished(request, studio, job)
-    choices = [
-        {"index": i, **form.choice(job.texts[i], likely), "finish_reason": _reason(made)}
-        for i, (made, likely) in enumerate(job.output)
-    ]
-    return JSONResponse({**base, "object": form.whole, "choices": choices, "usage": job.result})
+    choices = [form.choice(i, job.texts[i], likely, _reason(made)) for i, (made, likely) in enumerate(job.output)]
+    head = {"id": name, "object": form.whole, "created": now, "model": asked.model}
+    return JSONResponse({**head, "choices": choices, "usage": job.result})
 
 
 async def _events(
-    studio: Studio, job: Job, base: dict[str, Any], form: Form, rows: int, usage: bool
+    studio: Studio, job: Job, head: dict[str, Any], form: Form, rows: int, usage: bool
 ) -> AsyncIterator[str]:
     """The first piece of every choice, its text as it comes, why each ended, what it took, [DONE]."""
-    more: dict[str, Any] = {"usage": None} if usage else {}
+    before = {name: value for name, value in head.items() if name not in form.tail}
+    after = {name: head[name] for name in form.tail}
 
-    def chunk(index: int, piece: dict[str, Any], reason: str | None) -> str:
-        return waiting.data(
-            {**base, "choices": [{"index": index, **piece, "logprobs": None, "finish_reason": reason}], **more}
-        )
+    def chunk(choices: list[dict[str, Any]], took: dict[str, Any] | None = None) -> str:
+        return waiting.data({**before, "choices": choices, **after, **({"usage": took} if usage else {})})
 
     sent = [0] * rows
     try:
-        for i in range(rows if form.begin else 0):
-            yield chunk(i, form.begin or {}, None)
+        if form.begin is not None:
+            for i in range(rows):
+                yield chunk([form.begin(i)])
         async with studio.jobs.watch(lambda other: other is job) as watcher:
             while True:
                 ended = job.state in FINISHED
                 for i, text in enumerate(job.texts):
                     if len(text) > sent[i]:
-                        yield chunk(i, form.piece(text[sent[i] :]), None)
+                        yield chunk([form.piece(i, text[sent[i] :], None)])
                         sent[i] = len(text)
                 if ended:
                     break
                 if not await watcher.next(10):
                     yield ": still here\n\n"
         if job.state != "done":
-            yield waiting.data(waiting.error_body(job.error or "cancelled", None))
+            yield waiting.data(waiting.error_of(job))
             return
         for i, (made, _) in enumerate(job.output):
-            yield chunk(i, form.piece(""), _reason(made))
+            yield chunk([form.piece(i, "", _reason(made))])
         if usage:
-            yield waiting.data({**base, "choices": [], "usage": job.result})
+            yield chunk([], job.result)
         yield "data: [DONE]\n\n"
     finally:
         waiting.end(studio, job)

@@ -134,8 +134,8 @@ def _serve_page(app: FastAPI, guard: safety.Guard) -> None:
 def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(OpsmithError)
     async def ours(_: Request, error: OpsmithError) -> JSONResponse:
-        field = error.field if isinstance(error, Wrong) else None
-        return JSONResponse(waiting.error_body(str(error), _code(error), field), _status(error))
+        field, status = error.field if isinstance(error, Wrong) else None, _status(error)
+        return JSONResponse(waiting.error_body(str(error), _code(error), field, status), status)
 
     @app.exception_handler(ValidationError)
     @app.exception_handler(RequestValidationError)
@@ -155,11 +155,13 @@ def _answer_errors(app: FastAPI) -> None:
             405: (f"{path[:200]} takes no {request.method}", "method_not_supported"),
         }
         message, code = said.get(error.status_code, (str(error.detail), None))
-        return JSONResponse(waiting.error_body(message, code), error.status_code, error.headers)
+        body = waiting.error_body(message, code, status=error.status_code)
+        return JSONResponse(body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def ours_alone(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(waiting.error_body(f"internal error: {type(error).__name__}", "internal_error"), 500)
+        body = waiting.error_body(f"internal error: {type(error).__name__}", "internal_error", status=500)
+        return JSONResponse(body, 500)
 
 
 def _status(error: OpsmithError) -> int:
@@ -181,7 +183,7 @@ def refusal(scope: safety.Scope, status: int, message: str) -> Any:
     """The guard's answer: the login page for a visitor without a cookie, an error in OpenAI's form for all others."""
     if status == 401 and scope["path"] == "/" and scope["method"] == "GET":
         return RedirectResponse("/login", 303)
-    return JSONResponse(waiting.error_body(message, None), status, headers={"connection": "close"})
+    return JSONResponse(waiting.error_body(message, None, status=status), status, headers={"connection": "close"})
 
 
 def run(

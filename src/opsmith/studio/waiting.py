@@ -50,10 +50,17 @@ class Strict(BaseModel):
         return {name: value for name, value in given.items() if name not in cls.says}
 
 
-def error_body(message: str, code: str | None, param: str | None = None) -> dict[str, Any]:
+def error_body(message: str, code: str | None, param: str | None = None, status: int = 400) -> dict[str, Any]:
     """What clients send comes back in messages: half characters in it are written out."""
     told = [text and text.encode(errors="backslashreplace").decode() for text in (message, param)]
-    return {"error": {"message": told[0], "type": "invalid_request_error", "param": told[1], "code": code}}
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": told[0], "type": kind, "param": told[1], "code": code}}
+
+
+def error_of(job: Job) -> dict[str, Any]:
+    """The last event of a stream whose job failed or was cancelled. No [DONE] follows: clients would take the text for whole."""
+    theirs = job.state == "failed" and not job.our_fault
+    return error_body(job.error or "the server is stopping", None, status=400 if theirs else 500)
 
 
 def unknown_model(name: str, known: list[str]) -> UnknownModel:
@@ -104,4 +111,5 @@ def event(name: str, content: dict[str, Any]) -> str:
 
 
 def data(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content)}\n\n"
+    """In ASCII: characters that some readers take for the end of a line (U+2028) are written out."""
+    return f"data: {json.dumps(content, separators=(',', ':'))}\n\n"
