@@ -261,6 +261,7 @@ def test_rotary_embedding(tmp_path: Path) -> None:
 
 def test_definitions_are_found_again_and_run_in_the_kernels_of_what_they_define() -> None:
     x, past = "float[b, s, 12] x, float[12, 72] w, float[72] c", "float[2, b, 3, p, 8] old"
+    rotary = "float[b, s, 24] x, int64[b, s] at, float[16, 4] cos, float[16, 4] sin"
     for inputs, body, kernel, without in (
         (x, "y = com.microsoft.Attention<num_heads = 3>(x, w, c)", "mask=NoMask()", "BiasMask"),
         (x, "y = com.microsoft.Attention<num_heads = 3, unidirectional = 1>(x, w, c)", "causal=True", "BiasMask"),
@@ -270,6 +271,8 @@ def test_definitions_are_found_again_and_run_in_the_kernels_of_what_they_define(
             "causal=True",
             "BiasMask",
         ),
+        (rotary, "y = com.microsoft.RotaryEmbedding(x, at, cos, sin)", "rotary<False>(", " - "),
+        (rotary, "y = com.microsoft.RotaryEmbedding<interleaved = 1>(x, at, cos, sin)", "rotary<True>(", " - "),
     ):
         outputs = "float[b, s, d] y" + (", float[2, b, 3, t, 8] z" if "z =" in body else "")
         model = onnx.load_from_string(Case(inputs, body, outputs=outputs).model())
