@@ -259,6 +259,23 @@ def test_rotary_embedding(tmp_path: Path) -> None:
     check(cases, tmp_path)
 
 
+def test_rows_of_tables_in_blocks(tmp_path: Path) -> None:
+    inputs = "int64[b, s] i, int32[s] j, uint8[7, 20] t, float[7, 3] c, uint8[7, 2] z, uint8[7, 40] w, uint8[7, 3] e, uint8[7, 1] n"
+    more = f"{inputs}, uint8[7, 2, 10] t3, float[7, 2, 2] c3, float16[7, 3] h"
+    values = {"i": 9, "j": 7, "t": 256, "z": 256, "w": 256, "e": 256, "n": 256, "t3": 256}
+    op = "com.microsoft.GatherBlockQuantized"
+    cases = [Case(more, body, values=values, outputs=outputs, opset=21) for body, outputs in (
+        (f"y = {op}<block_size = 16>(t, i, c, z)", "float[b, s, 40] y"),
+        (f"y = {op}<block_size = 16, bits = 4>(t, j, c)", "float[s, 40] y"),
+        (f"y = {op}<block_size = 16, bits = 4>(t, j, h, z)", "float16[s, 40] y"),
+        (f"y = {op}<block_size = 16, bits = 8>(w, i, c, e)", "float[b, s, 40] y"),
+        (f"y = {op}<block_size = 16, bits = 8>(w, j, c)", "float[s, 40] y"),
+        (f"y = {op}<block_size = 16, quantize_axis = 2>(t3, i, c3)", "float[b, s, 2, 20] y"),
+        (f"y = {op}<block_size = 32, bits = 2>(t, i, c, n)", "float[b, s, 80] y"),
+    )]  # fmt: skip
+    check(cases, tmp_path)
+
+
 def test_definitions_are_found_again_and_run_in_the_kernels_of_what_they_define() -> None:
     x, past = "float[b, s, 12] x, float[12, 72] w, float[72] c", "float[2, b, 3, p, 8] old"
     rotary = "float[b, s, 24] x, int64[b, s] at, float[16, 4] cos, float[16, 4] sin"
