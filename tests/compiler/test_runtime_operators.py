@@ -296,3 +296,30 @@ def test_definitions_are_found_again_and_run_in_the_kernels_of_what_they_define(
         pieces = cut(prepare(load(ir.from_proto(model))), "whole", Target(geometry.AVX2))
         text = "\n".join(map(show, pieces.programs))
         assert kernel in text and "softmax" not in text and without not in text, text
+
+
+def test_a_model_that_went_through_the_optimizer_is_native(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 14]> g (float[b, s, 16] x, float[b, s, 16] r) => (float[b, s, 16] y) {
+        a = MatMul(x, w1)  h = Add(a, b1)
+        d = Div(h, root)  e = Erf(d)  f = Add(e, one)  k = Mul(h, f)  gelu = Mul(k, half)
+        o = MatMul(gelu, w2)  p = Add(o, b2)  t = Add(p, r)
+        m = ReduceMean<axes = [-1]>(t)  c = Sub(t, m)  q = Pow(c, two)  v = ReduceMean<axes = [-1]>(q)
+        u = Add(v, epsilon)  z = Sqrt(u)  n = Div(c, z)  l = Mul(n, scale)  y = Add(l, shift) }"""
+    model = parser.parse_model(text)
+    shapes = {"w1": (16, 32), "b1": 32, "w2": (32, 16), "b2": 16, "scale": 16, "shift": 16}
+    arrays = {n: RANDOM.normal(0, 1, shape) for n, shape in shapes.items()}
+    arrays |= {"root": np.sqrt(2), "one": 1, "half": 0.5, "two": 2, "epsilon": 1e-5}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.float32(a), n) for n, a in arrays.items())
+    optimizer = options()
+    optimizer.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    optimizer.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    stock = ort.InferenceSession(model.SerializeToString(), optimizer, providers=["CPUExecutionProvider"])
+    source = (tmp_path / "optimized.onnx").read_bytes()
+    written = {n.op_type for n in onnx.load_from_string(source).graph.node}
+    assert written == {"MatMul", "BiasGelu", "SkipLayerNormalization"}
+    library, (result,) = compile_batch([("optimized", source)], tmp_path)
+    assert result.native, (result.error, result.left)
+    own = ort.InferenceSession(result.path, options(library), providers=["CPUExecutionProvider"])
+    for shape in ((2, 5, 16), (1, 1, 16)):
+        feed = {name: RANDOM.normal(0, 1, shape).astype(np.float32) for name in "xr"}
+        np.testing.assert_allclose(own.run(None, feed)[0], stock.run(None, feed)[0], rtol=1e-4, atol=1e-5)
