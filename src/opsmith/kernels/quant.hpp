@@ -132,7 +132,7 @@ template <int R, int V, class Q, int Zero, class TA>
           F sum = part[0][r][v];
 #pragma GCC unroll 4
           for (int u = 1; u < U; ++u) sum += part[u][r][v];
-          if constexpr (Zero) sum -= zero[v] * splat(sums[r * blocks + i]);
+          if constexpr (Zero != kNoZeros) sum -= zero[v] * splat(sums[r * blocks + i]);
           acc[r][v] += sum * scale[v];
         }
       }
@@ -351,7 +351,7 @@ void gemm_quantized(const Pool& pool, i64 M, i64 N, i64 K, i64 block, const TA* 
       number_rows(first, count, rows_per_item, rows);
       // Few rows: straight from the packed form (the sums of A take the place of unpacked weights on the stack).
       if (count <= gemm_mr && (!Zero || count > 2 || 2 * blocks <= most_sums)) {
-        if constexpr (Zero) {
+        if constexpr (Zero != kNoZeros) {
           for (i64 r = 0; r < count && count <= 2; ++r) block_sums(A + (first + r) * lda, K, block, part + r * blocks);
         }
         for (i64 p = panel_begin; p < panel_end; ++p) {
@@ -388,7 +388,7 @@ void gemm_quantized_reference(const Pool&, i64 M, i64 N, i64 K, i64 block, const
   for (i64 m = 0; m < M; ++m) {
     for (i64 n = 0; n < N; ++n) {
       const i64 panel = n / gemm_nr, width = panel_vectors(N, panel) * W, j = n % gemm_nr;
-      float sum = 0;
+      double sum = 0;
       for (i64 k = 0; k < K; ++k) {
         const uint8_t* p = packed + Q::panel_bytes(panel * gemm_nr, K, block) + k / block * Q::block_bytes(width, block);
         Scale scale, scale_zero;
@@ -401,10 +401,11 @@ void gemm_quantized_reference(const Pool&, i64 M, i64 N, i64 K, i64 block, const
         int q = Bits == 8 ? static_cast<int8_t>(p[k % block * width + j])
                           : p[(k % block / 8 * width + j) * 4 + k % 8 / 2] >> (k % 2 * 4) & 15;
         if (Bits == 4 && q > 7) q -= 16;
-        sum += to_float(A[m * lda + k]) * ((static_cast<float>(q) - zero) * to_float(scale));
+        const double weight = (static_cast<double>(q) - static_cast<double>(zero)) * static_cast<double>(to_float(scale));
+        sum += static_cast<double>(to_float(A[m * lda + k])) * weight;
       }
       Row row{m, rows_per_item > 0 ? m / rows_per_item : 0};
-      store(C + m * ldc + n, ep(splat(sum), row, n, Tail{1}), Tail{1});
+      store(C + m * ldc + n, ep(splat(static_cast<float>(sum)), row, n, Tail{1}), Tail{1});
     }
   }
 }

@@ -142,7 +142,7 @@ template <int R, int V, class Q, int Bits, int Zero>
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         F sum = __builtin_convertvector((I)acc[r][v], F);
-        if constexpr (Zero) sum -= zero * splat(sums[i * Rows::tile_rows + r]);
+        if constexpr (Zero != kNoZeros) sum -= zero * splat(sums[i * Rows::tile_rows + r]);
         float* to = tile + r * gemm_nr + v * W;
         store(to, load(static_cast<const float*>(to), Full{}) + sum * (scale * splat(units[i * Rows::tile_rows + r])), Full{});
       }
