@@ -107,7 +107,8 @@ def export(
     file = Path(source) if Path(source).suffix == ".gguf" and not random_weights else None
     if floats and file is None:
         raise OpsmithError(f"--floats is about the blocks of a GGUF file, and {source} is none", "leave out --floats")
-    kept: dict[str, int] = {}
+    kept: dict[str, int] = {}  # uses of each kind of blocks
+    change = None if file is None or floats else _keep_blocks(file, kept)
     with (
         trace.quiet(verbose),
         sources.open_source(os.fspath(source), random=random_weights, seed=seed, revision=revision) as opened,
@@ -125,9 +126,7 @@ def export(
                         opened,
                         options,
                         drafts,
-                        change=None
-                        if file is None or floats
-                        else lambda model: kept.update(gguf_blocks.keep(model, file)),
+                        change=change,
                         verbose=verbose,
                         overwrite=overwrite,
                     )
@@ -137,6 +136,13 @@ def export(
     told = gguf.remarks(file, kept) if file is not None else []
     variants = [store.Variant(store.find_model(folder)) for folder in made]
     return Exported(target, variants, [*_remarks(plan, target), *told])
+
+
+def _keep_blocks(file: Path, kept: dict[str, int]) -> Callable[[ir.Model], None]:
+    def change(model: ir.Model) -> None:
+        kept.update(gguf_blocks.keep(model, file))
+
+    return change
 
 
 class _Fixed:
