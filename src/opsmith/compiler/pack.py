@@ -277,7 +277,7 @@ def unpack_matmul_nbits(
         unsigned = _unpack_bits(zero_points.reshape(n, -1), bits)[:, :blocks]
         zeros = (unsigned.astype(np.int16) - middle).astype(np.int8).T
     elif zero_points is not None:
-        zeros = (zero_points.reshape(n, blocks) - zero_points.dtype.type(middle)).T
+        zeros = np.subtract(zero_points.reshape(n, blocks), middle, dtype=zero_points.dtype).T
     return BlockQuantized(np.ascontiguousarray(q), scales.reshape(n, blocks).T, zeros, bits, block)
 
 
