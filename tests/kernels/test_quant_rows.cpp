@@ -8,7 +8,7 @@ using namespace opsmith::test;
 
 enum class Rows { whole, between };
 
-template <int Bits, class Scale, bool Zero>
+template <int Bits, class Scale, int Zero>
 static void check(const Pool& pool, Random& random, i64 M, i64 N, i64 K, i64 block, Rows kind) {
   using Q = Quantized<Bits, Scale, Zero>;
   const i64 lda = K + random.below(4), ldc = N + random.below(4);
@@ -43,7 +43,7 @@ static void check(const Pool& pool, Random& random, i64 M, i64 N, i64 K, i64 blo
   expect_near(name, got, want, 5e-6);
 }
 
-template <int Bits, class Scale, bool Zero>
+template <int Bits, class Scale, int Zero>
 static void check_all(const Pool& pool, Random& random) {
   for (Rows kind : {Rows::whole, Rows::between}) {
     for (i64 M : {1, 3, 6, 8, 9, 16})
@@ -82,6 +82,8 @@ int main() {
   check_all<8, f16, true>(pool, random);
   check_all<4, float, true>(pool, random);
   check_all<4, f16, false>(pool, random);
+  check_all<8, f16, kFloatZeros>(pool, random);
+  check_all<4, float, kFloatZeros>(pool, random);
   check_refusals(pool, random);
   return finish();
 }

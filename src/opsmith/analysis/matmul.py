@@ -63,7 +63,8 @@ def _matmul_nbits(node: Node) -> list[Abstract]:
     for i in (1, 2, *([3] if node.has(3) else [])):
         if node.input(i).constant is None:
             raise Unsupported("the weights are not constant")
-    if node.has(3) and node.input(3).dtype != DataType.UINT8:
-        raise Unsupported("zero points of a floating type")
+    # ONNX Runtime takes zero points of the scales' type for 4 bits only.
+    if node.has(3) and node.input(3).dtype not in (DataType.UINT8, *([node.input(2).dtype] if bits == 4 else [])):
+        raise Unsupported(f"zero points of the type {node.input(3).dtype.name} for {bits} bits")
     node.expect(x.dims[-1], "==", k, _DIFFER)
     return [abstract(x.dtype, [*x.dims[:-1], n])]

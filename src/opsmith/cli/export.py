@@ -52,6 +52,9 @@ def command(
         str | None,
         typer.Option(help="What a BERT type is for: feature-extraction (default), fill-mask, text-classification."),
     ] = None,
+    floats: Annotated[
+        bool, typer.Option("--floats", help="Weights that a GGUF file has in blocks of 8 or 4 bits become floats.")
+    ] = False,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Export a model to ONNX with test data, proved equal to PyTorch."""
@@ -69,6 +72,7 @@ def command(
         opset=opset,
         shapes=parse_fixed(shape or []),
         task=task,
+        floats=floats,
         verbose=console.verbose,
     )
     console.answer(result, lambda: _print(result), written=result.folder)

@@ -250,7 +250,7 @@ class BlockQuantized:
 
     q: npt.NDArray[np.int8]  # [K, N], signed: -8..7 or -128..127
     scales: Array  # [ceil(K / block), N]
-    zeros: npt.NDArray[np.int8] | None  # [ceil(K / block), N], signed like q; None: 0
+    zeros: Array | None  # [ceil(K / block), N], signed like q, or of the scales' type; None: 0
     bits: int
     block: int
 
@@ -259,7 +259,7 @@ class BlockQuantized:
         rows = np.arange(self.q.shape[0]) // self.block
         q = self.q.astype(np.float32)
         if self.zeros is not None:
-            q = q - self.zeros[rows]
+            q = q - self.zeros.astype(np.float32)[rows]
         return q * self.scales.astype(np.float32)[rows]
 
 
@@ -272,12 +272,12 @@ def unpack_matmul_nbits(
     blocks, middle = -(-k // block), 1 << (bits - 1)
     values = _unpack_bits(b.reshape(n, -1), bits)[:, :k]
     q = (values.astype(np.int16) - middle).astype(np.int8).T
-    zeros = None
+    zeros: Array | None = None
     if zero_points is not None and zero_points.dtype == np.uint8:
         unsigned = _unpack_bits(zero_points.reshape(n, -1), bits)[:, :blocks]
         zeros = (unsigned.astype(np.int16) - middle).astype(np.int8).T
     elif zero_points is not None:
-        raise OpsmithError("MatMulNBits with zero points of a floating type is not supported", "they must be uint8")
+        zeros = np.subtract(zero_points.reshape(n, blocks), middle, dtype=zero_points.dtype).T
     return BlockQuantized(np.ascontiguousarray(q), scales.reshape(n, blocks).T, zeros, bits, block)
 
 
@@ -300,7 +300,7 @@ def pack_quantized(w: BlockQuantized, isa: InstructionSet) -> npt.NDArray[np.uin
     scales[:, :n] = w.scales
     parts = [scales]
     if w.zeros is not None:
-        zeros = np.zeros((blocks, columns), np.int8)
+        zeros = np.zeros((blocks, columns), w.zeros.dtype)
         zeros[:, :n] = w.zeros
         parts.append(zeros)
     if w.bits == 8:

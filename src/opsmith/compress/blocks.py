@@ -30,7 +30,7 @@ class Blocks:
     block: int
     packed: Array  # uint8 (N, blocks, block * bits / 8)
     scales: Array  # (N, blocks), of the weight's own float type
-    zeros: Array | None  # uint8 (N, ceil(blocks * bits / 8))
+    zeros: Array | None  # uint8 (N, ceil(blocks * bits / 8)), or (N, blocks) of the scales' type
 
     @property
     def nbytes(self) -> int:
@@ -50,22 +50,24 @@ def quantize_blocks(weight: Array, bits: int, block: int, symmetric: bool = True
         w = np.zeros((part.stop - start, blocks * block), np.float32)
         w[:, :k] = weight[:, part].T
         q, scales[part], zeros[part] = _quantize(w.reshape(-1, blocks, block), bits, symmetric, weight.dtype)
-        packed[part] = _pack(q, bits)
+        packed[part] = pack(q, bits)
     if symmetric:
         return Blocks(k, n, bits, block, packed, scales, None)
     even = np.full((n, blocks + blocks % 2), 1 << (bits - 1), np.uint8) if bits == 4 else zeros
     even[:, :blocks] = zeros
-    return Blocks(k, n, bits, block, packed, scales, _pack(even, bits))
+    return Blocks(k, n, bits, block, packed, scales, pack(even, bits))
 
 
 def dequantize_blocks(blocks: Blocks) -> Array:
     """The (K, N) weight that the integers stand for."""
     count = blocks.scales.shape[1]
-    q = _unpack(blocks.packed, blocks.bits).astype(np.float32)  # (N, blocks, block)
+    q = unpack(blocks.packed, blocks.bits).astype(np.float32)  # (N, blocks, block)
     if blocks.zeros is None:
         q -= float(1 << (blocks.bits - 1))
+    elif blocks.zeros.dtype == np.uint8:
+        q -= unpack(blocks.zeros, blocks.bits)[:, :count, None]
     else:
-        q -= _unpack(blocks.zeros, blocks.bits)[:, :count, None]
+        q -= blocks.zeros[:, :, None].astype(np.float32)
     q *= blocks.scales[:, :, None].astype(np.float32)
     whole = q.reshape(blocks.n, -1)[:, : blocks.k]
     return np.ascontiguousarray(whole.T, dtype=blocks.scales.dtype)
@@ -107,11 +109,11 @@ def _quantize(w: Array, bits: int, symmetric: bool, dtype: Any) -> tuple[Array, 
     return best[0].astype(np.uint8), best[1].astype(dtype), best[2].astype(np.uint8)
 
 
-def _pack(q: Array, bits: int) -> Array:
+def pack(q: Array, bits: int) -> Array:
     return q if bits == 8 else (q[..., 0::2] | (q[..., 1::2] << 4)).astype(np.uint8)
 
 
-def _unpack(packed: Array, bits: int) -> Array:
+def unpack(packed: Array, bits: int) -> Array:
     if bits == 8:
         return packed
     pairs = np.stack([packed & 15, packed >> 4], axis=-1)

@@ -25,8 +25,9 @@ import onnx_ir as ir
 
 from opsmith import progress, session, store
 from opsmith.compress import quality
-from opsmith.compress.blocks import Blocks, quantize_blocks
+from opsmith.compress.blocks import quantize_blocks
 from opsmith.compress.layers import Layer, constant, find_layers, find_tables, free_name, stored, tidy
+from opsmith.compress.nbits import Tensors, register, replace
 from opsmith.compress.own_outputs import write_test_data
 from opsmith.compress.quality import Feed, Quality
 from opsmith.compress.quantize_options import QuantizeOptions
@@ -180,7 +181,7 @@ def _quantize_layers(
     model: ir.Model, options: QuantizeOptions, bits_of: Mapping[str, int], chosen: _Chosen, spool: Path
 ) -> tuple[int, list[str]]:
     layers = find_layers(model)
-    shared: dict[tuple[str, bool, int], tuple[ir.Value, ir.Value, ir.Value | None]] = {}
+    shared: dict[tuple[str, bool, int], Tensors] = {}
     left, count = [], 0
     with progress.task("quantizing", total=len(layers)) as step:
         for layer in layers:
@@ -192,62 +193,15 @@ def _quantize_layers(
             key = (layer.weight.name or "", layer.transposed, bits)
             if key not in shared:
                 packed = quantize_blocks(layer.matrix(), bits, options.block, options.symmetric)
-                shared[key] = _register(model, packed, f"{layer.name}_int{bits}", spool)
+                shared[key] = register(model, packed, f"{layer.name}_int{bits}", spool)
             attributes = {"bits": bits, "block_size": options.block}
             if options.accuracy_level:
                 attributes["accuracy_level"] = options.accuracy_level
-            _replace(layer, attributes, shared[key])
+            replace(layer, attributes, shared[key])
             count += 1
     if count:
         model.opset_imports.setdefault("com.microsoft", 1)
     return count, left
-
-
-def _register(model: ir.Model, packed: Blocks, name: str, spool: Path) -> tuple[ir.Value, ir.Value, ir.Value | None]:
-    """The three tensors of a quantized weight as initializers."""
-
-    def value(kind: str, array: Array) -> ir.Value:
-        tensor = ir.Tensor(_spooled(array, spool), name=free_name(model, f"{name}_{kind}"))
-        made = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
-        model.graph.register_initializer(made)
-        return made
-
-    zeros = None if packed.zeros is None else value("zeros", packed.zeros.reshape(-1))
-    return value("weight", packed.packed), value("scales", packed.scales.reshape(-1)), zeros
-
-
-def _spooled(array: Array, spool: Path) -> Array:
-    """Large arrays wait on disk: the weights of a model need not fit in memory together."""
-    if array.nbytes < 1 << 20:
-        return array
-    file = spool / f"{len(list(spool.iterdir()))}.npy"
-    np.save(file, array)
-    mapped: Array = np.load(file, mmap_mode="r")
-    return mapped
-
-
-def _replace(layer: Layer, attributes: dict[str, int], tensors: tuple[ir.Value, ir.Value, ir.Value | None]) -> None:
-    """MatMul or Gemm -> MatMulNBits, with the bias inside where it is one value per column."""
-    node, (k, n) = layer.node, layer.shape
-    weight, scales, zeros = tensors
-    inputs: list[ir.Value | None] = [node.inputs[0], weight, scales, zeros]
-    inside = layer.bias is not None and layer.bias.shape is not None and list(layer.bias.shape) == [n]
-    if inside:
-        inputs += [None, layer.bias]
-    while inputs[-1] is None:
-        inputs.pop()
-    result = node.outputs[0]
-    stem = node.name or layer.name
-    name = f"{stem}_int{attributes['bits']}"
-    made = ir.node("MatMulNBits", inputs, attributes={"K": k, "N": n} | attributes, domain="com.microsoft", name=name)
-    new = [made]
-    if layer.bias is not None and not inside:
-        new.append(ir.node("Add", [made.outputs[0], layer.bias], name=f"{stem}_bias"))
-    last = new[-1].outputs[0]
-    last.type, last.shape = result.type, result.shape
-    graph = node.graph
-    assert graph is not None
-    ir.convenience.replace_nodes_and_values(graph, node, [node], new, [result], [last])
 
 
 def _halve_tables(model: ir.Model, exclude: Sequence[str]) -> dict[str, ir.Value]:

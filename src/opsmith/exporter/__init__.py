@@ -21,9 +21,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from opsmith import content, progress, store
 from opsmith.errors import OpsmithError
-from opsmith.exporter import autoencoder, causal_lm, diffusion, encoder, fixed, gguf, segmentation, seq2seq, trace
+from opsmith.exporter import (
+    autoencoder,
+    causal_lm,
+    diffusion,
+    encoder,
+    fixed,
+    gguf,
+    gguf_blocks,
+    segmentation,
+    seq2seq,
+    trace,
+)
 from opsmith.exporter import source as sources
 from opsmith.exporter.graph import Graph, Part, Plan
 from opsmith.plain import Shown
@@ -65,6 +78,7 @@ def export(
     opset: int | None = None,
     shapes: fixed.Shapes | None = None,
     task: str | None = None,
+    floats: bool = False,
     verbose: bool = False,
     overwrite: bool = False,
 ) -> Exported:
@@ -73,7 +87,7 @@ def export(
     SOURCE is a Hugging Face id, a folder in Hugging Face's layout or a GGUF file. A Stable Diffusion pipeline becomes a
     pipeline folder with a model folder per component. Nothing appears in DEST unless all of it verified.
     OPSET None: the exporter's own. SHAPES fix dynamic dims, as {"sequence": 32} or {"input_ids": (1, 32)}.
-    TASK is what the model is for, where its type fits several: "feature-extraction", "fill-mask", "text-classification".
+    Weights that a GGUF file has in blocks of 8 or 4 bits stay blocks, unless FLOATS is asked for. TASK is what the model is for, where its type fits several: "feature-extraction", "fill-mask", "text-classification".
     """
     if exporter not in trace.EXPORTERS:
         raise OpsmithError(f"unknown exporter {exporter!r}", f"known: {', '.join(trace.EXPORTERS)}")
@@ -88,6 +102,13 @@ def export(
         options["shapes"] = dict(shapes)
     if task is not None:
         options["task"] = task
+    if floats:
+        options["floats"] = floats
+    file = Path(source) if Path(source).suffix == ".gguf" and not random_weights else None
+    if floats and file is None:
+        raise OpsmithError(f"--floats is about the blocks of a GGUF file, and {source} is none", "leave out --floats")
+    kept: dict[str, int] = {}  # uses of each kind of blocks
+    change = None if file is None or floats else _keep_blocks(file, kept)
     with (
         trace.quiet(verbose),
         sources.open_source(os.fspath(source), random=random_weights, seed=seed, revision=revision) as opened,
@@ -99,13 +120,29 @@ def export(
             for part in plan.parts:
                 fixed_part = dataclasses.replace(part, load=static.loader(part))
                 made.append(
-                    _write_part(fixed_part, target, opened, options, drafts, verbose=verbose, overwrite=overwrite)
+                    _write_part(
+                        fixed_part,
+                        target,
+                        opened,
+                        options,
+                        drafts,
+                        change=change,
+                        verbose=verbose,
+                        overwrite=overwrite,
+                    )
                 )
             static.check()
             _write_files(plan, opened, target)
-    told = gguf.remarks(Path(source)) if Path(source).suffix == ".gguf" else []
+    told = gguf.remarks(file, kept) if file is not None else []
     variants = [store.Variant(store.find_model(folder)) for folder in made]
     return Exported(target, variants, [*_remarks(plan, target), *told])
+
+
+def _keep_blocks(file: Path, kept: dict[str, int]) -> Callable[[ir.Model], None]:
+    def change(model: ir.Model) -> None:
+        kept.update(gguf_blocks.keep(model, file))
+
+    return change
 
 
 class _Fixed:
@@ -180,6 +217,7 @@ def _write_part(
     options: dict[str, Any],
     drafts: contextlib.ExitStack,
     *,
+    change: Callable[[ir.Model], None] | None,
     verbose: bool,
     overwrite: bool,
 ) -> Path:
@@ -198,6 +236,7 @@ def _write_part(
             seed=source.seed,
             verbose=verbose,
             step=step,
+            change=change,
         )
     return folder
 

@@ -1,7 +1,7 @@
 """A GGUF file, as llama.cpp has them, becomes a folder in Hugging Face's layout; from there on it is exported like any other.
 
-Weights in blocks (Q8_0, Q4_0, Q4_1, the K kinds ...) become the floats that they stand for. The tokenizer, the chat template and the
-tokens that end a text come along.
+Weights in blocks (Q8_0, Q4_0, Q4_1, the K kinds ...) become the floats that they stand for, until gguf_blocks.py makes blocks of them
+again. The tokenizer, the chat template and the tokens that end a text come along.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +48,18 @@ def unpack(file: Path, folder: Path) -> None:
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def remarks(file: Path) -> list[str]:
-    """Which kinds of weights became floats."""
+def remarks(file: Path, kept: Mapping[str, int]) -> list[str]:
+    """Which kinds of weights stayed blocks (KEPT: uses of each kind), and which became floats."""
     from gguf import GGUFReader
 
     kinds = collections.Counter(tensor.tensor_type.name for tensor in GGUFReader(file).tensors)
-    blocks = [f"{count} of {kind}" for kind, count in kinds.most_common() if kind not in _FLOATS]
-    return (
-        [f"weights in blocks became floats: {', '.join(blocks)}; `opsmith quantize` makes them small again"]
-        if blocks
-        else []
-    )
+    floats = [f"{n} of {kind}" for kind, n in kinds.most_common() if kind not in _FLOATS and kind not in kept]
+    found = []
+    if kept:
+        found.append(f"weights stay in their blocks: {', '.join(f'{n} of {kind}' for kind, n in kept.items())}")
+    if floats:
+        found.append(f"weights in blocks became floats: {', '.join(floats)}; `opsmith quantize` makes them small again")
+    return found
 
 
 def _facts(file: Path) -> dict[str, Any]:

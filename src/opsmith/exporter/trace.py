@@ -42,8 +42,12 @@ def write(
     seed: int,
     verbose: bool,
     step: Callable[..., None],
+    change: Callable[[ir.Model], None] | None = None,
 ) -> None:
-    """Export into the draft with test data, and store what was proved in its record. OPSET None: the exporter's own."""
+    """Export into the draft with test data, and store what was proved in its record. OPSET None: the exporter's own.
+
+    CHANGE is applied to the graph before it is written; what it makes of it is proved equal to PyTorch, too.
+    """
     import torch
 
     clock = _Clock()
@@ -59,6 +63,8 @@ def write(
             step("exporting", advance=0)
             model = _run_exporter(exporter, graph, opset, seed, Path(scratch))
             tidy(model, graph, cases[0][1] | cases[0][2])
+            if change is not None:
+                change(model)
             clock("export")
             step("writing", advance=0)
             store.save_model(model, draft.path)

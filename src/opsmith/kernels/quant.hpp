@@ -5,10 +5,10 @@
 // Packed weights (compiler/pack.py: pack_quantized), for each panel of columns as in gemm.hpp, `width` columns wide, for each
 // block of `block` rows of k (16 to 256, a multiple of 8; the last one is filled up with zeros):
 //   Scale  scale[width]           float or f16
-//   int8   zero[width]            only if there are zero points
+//   int8 or Scale zero[width]     only if there are zero points (kByteZeros, kFloatZeros)
 //   Bits 8: int8   q[block][width]
 //   Bits 4: uint32 q[block / 8][width]   eight consecutive k of one column, lowest bits first, as two's complement
-// q and zero are signed: ONNX's MatMulNBits stores them unsigned, with 8 or 128 added. One row of A walks through a panel
+// q and zero are signed: ONNX's MatMulNBits has them 8 or 128 higher. One row of A walks through a panel
 // from its first byte to its last, so decoding streams at the speed of memory.
 //
 // Up to gemm_mr rows are multiplied straight from the packed form. With one or two rows unpacking is most of the work:
@@ -23,12 +23,13 @@
 
 namespace opsmith {
 
-template <int Bits, class Scale, bool Zero>
+template <int Bits, class Scale, int Zero>
 struct Quantized {
   static_assert(Bits == 8 || Bits == 4);
   static constexpr i64 data_bytes = Bits == 8 ? 1 : 4;  // from one column to the next
+  static constexpr i64 zero_bytes = Zero == kNoZeros ? 0 : Zero == kByteZeros ? 1 : static_cast<i64>(sizeof(Scale));
   static constexpr i64 block_bytes(i64 width, i64 block) {
-    return width * (static_cast<i64>(sizeof(Scale)) + (Zero ? 1 : 0)) + block * width * Bits / 8;
+    return width * (static_cast<i64>(sizeof(Scale)) + zero_bytes) + block * width * Bits / 8;
   }
   static constexpr i64 panel_bytes(i64 width, i64 K, i64 block) { return ceil_div(K, block) * block_bytes(width, block); }
   static constexpr i64 bytes(i64 N, i64 K, i64 block) { return panel_bytes(round_up(N, W), K, block); }
@@ -37,11 +38,13 @@ struct Quantized {
     return load(reinterpret_cast<const Scale*>(p) + v * W, Full{});
   }
   OPSMITH_INLINE static F zero_at(const uint8_t* p, i64 width, i64 v) {
-    if constexpr (!Zero) return F{};
-    return widen8(p + width * static_cast<i64>(sizeof(Scale)) + v * W);
+    const uint8_t* zeros = p + width * static_cast<i64>(sizeof(Scale));
+    if constexpr (Zero == kNoZeros) return F{};
+    if constexpr (Zero == kByteZeros) return widen8(zeros + v * W);
+    return load(reinterpret_cast<const Scale*>(zeros) + v * W, Full{});
   }
   OPSMITH_INLINE static const uint8_t* data(const uint8_t* p, i64 width) {
-    return p + width * (static_cast<i64>(sizeof(Scale)) + (Zero ? 1 : 0));
+    return p + width * (static_cast<i64>(sizeof(Scale)) + zero_bytes);
   }
 
   OPSMITH_INLINE static F widen8(const uint8_t* p) {
@@ -98,7 +101,7 @@ void block_sums(const TA* a, i64 K, i64 block, float* sums) {
 }
 
 // R rows by one panel, straight from the packed weights: tile[r][n].
-template <int R, int V, class Q, bool Zero, class TA>
+template <int R, int V, class Q, int Zero, class TA>
 [[gnu::noinline]] void micro_quantized(const TA* A, i64 lda, const float* sums, i64 K, i64 block, const uint8_t* p,
                                        float* tile) {
   constexpr bool late = R <= 2;
@@ -129,7 +132,7 @@ template <int R, int V, class Q, bool Zero, class TA>
           F sum = part[0][r][v];
 #pragma GCC unroll 4
           for (int u = 1; u < U; ++u) sum += part[u][r][v];
-          if constexpr (Zero) sum -= zero[v] * splat(sums[r * blocks + i]);
+          if constexpr (Zero != kNoZeros) sum -= zero[v] * splat(sums[r * blocks + i]);
           acc[r][v] += sum * scale[v];
         }
       }
@@ -209,7 +212,7 @@ struct FixedPoint {
 };
 
 // R rows by one panel of 4-bit weights: tile[r][n].
-template <int R, int V, class Q, bool Zero, class Dot>
+template <int R, int V, class Q, int Zero, class Dot>
 [[gnu::noinline]] void micro_int4(const FixedPoint<Dot>& A, i64 K, i64 block, const uint8_t* p, float* tile) {
   constexpr i64 width = V * W;
   const i64 blocks = ceil_div(K, block);
@@ -244,11 +247,14 @@ template <int R, int V, class Q, bool Zero, class Dot>
 #pragma GCC unroll 3
       for (int v = 0; v < V; ++v) {
         I above = (I)high[r][v], below = (I)low[r][v];
-        if constexpr (Zero) {
+        const int32_t all_high = Zero ? A.high_sums[r * blocks + i] : 0, all_low = Zero ? A.low_sums[r * blocks + i] : 0;
+        if constexpr (Zero == kByteZeros) {
           const I zero = __builtin_convertvector(Q::zero_at(p, width, v), I);
-          above -= zero * A.high_sums[r * blocks + i], below -= zero * A.low_sums[r * blocks + i];
+          above -= zero * all_high, below -= zero * all_low;
         }
-        const F sum = __builtin_convertvector(above, F) * 32768.0f + __builtin_convertvector(below, F);
+        F sum = __builtin_convertvector(above, F) * 32768.0f + __builtin_convertvector(below, F);
+        if constexpr (Zero == kFloatZeros)
+          sum -= Q::zero_at(p, width, v) * splat(static_cast<float>(all_high) * 32768.0f + static_cast<float>(all_low));
         acc[r][v] += sum * (unit * Q::scale_at(p, v));
       }
     }
@@ -261,12 +267,12 @@ template <int R, int V, class Q, bool Zero, class Dot>
 }
 
 // One or two rows of A by 4-bit weights. False where fixed point does not serve: nothing is done then.
-template <class Q, bool Zero, class Dot, class TA, class TC, class Ep>
+template <class Q, int Zero, class Dot, class TA, class TC, class Ep>
 [[gnu::noinline]] bool gemm_int4(const Pool& pool, const Tiling& tiling, i64 M, i64 N, i64 K, i64 block, const TA* A, i64 lda,
                                  const uint8_t* packed, TC* C, i64 ldc, Ep& ep, i64 rows_per_item) {
   using Fixed = FixedPoint<Dot>;
   Fixed a;
-  if (round_up(K, block) > Fixed::most_depth || !a.template read<Zero>(A, lda, M, K, block)) return false;
+  if (round_up(K, block) > Fixed::most_depth || !a.template read<Zero != kNoZeros>(A, lda, M, K, block)) return false;
   using Fn = void (*)(const Fixed&, i64, i64, const uint8_t*, float*);
   constexpr Fn one[] = {micro_int4<1, 1, Q, Zero, Dot>, micro_int4<1, 2, Q, Zero, Dot>, micro_int4<1, 3, Q, Zero, Dot>};
   constexpr Fn two[] = {micro_int4<2, 1, Q, Zero, Dot>, micro_int4<2, 2, Q, Zero, Dot>, micro_int4<2, 3, Q, Zero, Dot>};
@@ -287,7 +293,7 @@ template <class Q, bool Zero, class Dot, class TA, class TC, class Ep>
 template <class TA>
 using QuantizedFn = void (*)(const TA* A, i64 lda, const float* sums, i64 K, i64 block, const uint8_t* p, float* tile);
 
-template <int R, class Q, bool Zero, class TA>
+template <int R, class Q, int Zero, class TA>
 QuantizedFn<TA> pick_quantized(i64 rows, i64 vectors) {
   if constexpr (R > 1) {
     if (rows < R) return pick_quantized<R - 1, Q, Zero, TA>(rows, vectors);
@@ -318,7 +324,7 @@ i64 unpack_blocks(const uint8_t* panel, i64 vectors, i64 K, i64 block, i64 first
 }
 
 // A [M][K] x packed weights of `Bits` bits -> C [M][N]. rows_per_item as in gemm.
-template <int Bits, class Scale, bool Zero, bool Exact = true, class TA, class TC, class Ep>
+template <int Bits, class Scale, int Zero, bool Exact = true, class TA, class TC, class Ep>
 void gemm_quantized(const Pool& pool, i64 M, i64 N, i64 K, i64 block, const TA* A, i64 lda, const uint8_t* packed, TC* C,
                     i64 ldc, Ep ep, i64 rows_per_item = 0, Blocking blocking = {}) {
   using Q = Quantized<Bits, Scale, Zero>;
@@ -345,7 +351,7 @@ void gemm_quantized(const Pool& pool, i64 M, i64 N, i64 K, i64 block, const TA* 
       number_rows(first, count, rows_per_item, rows);
       // Few rows: straight from the packed form (the sums of A take the place of unpacked weights on the stack).
       if (count <= gemm_mr && (!Zero || count > 2 || 2 * blocks <= most_sums)) {
-        if constexpr (Zero) {
+        if constexpr (Zero != kNoZeros) {
           for (i64 r = 0; r < count && count <= 2; ++r) block_sums(A + (first + r) * lda, K, block, part + r * blocks);
         }
         for (i64 p = panel_begin; p < panel_end; ++p) {
@@ -375,28 +381,31 @@ void gemm_quantized(const Pool& pool, i64 M, i64 N, i64 K, i64 block, const TA* 
   });
 }
 
-template <int Bits, class Scale, bool Zero, class TA, class TC, class Ep>
+template <int Bits, class Scale, int Zero, class TA, class TC, class Ep>
 void gemm_quantized_reference(const Pool&, i64 M, i64 N, i64 K, i64 block, const TA* A, i64 lda, const uint8_t* packed,
                               TC* C, i64 ldc, Ep ep, i64 rows_per_item = 0) {
   using Q = Quantized<Bits, Scale, Zero>;
   for (i64 m = 0; m < M; ++m) {
     for (i64 n = 0; n < N; ++n) {
       const i64 panel = n / gemm_nr, width = panel_vectors(N, panel) * W, j = n % gemm_nr;
-      float sum = 0;
+      double sum = 0;
       for (i64 k = 0; k < K; ++k) {
         const uint8_t* p = packed + Q::panel_bytes(panel * gemm_nr, K, block) + k / block * Q::block_bytes(width, block);
-        Scale scale;
+        Scale scale, scale_zero;
         memcpy(&scale, p + j * static_cast<i64>(sizeof scale), sizeof scale);
         p += width * static_cast<i64>(sizeof scale);
         float zero = 0;
-        if (Zero) zero = static_cast<int8_t>(p[j]), p += width;
+        if (Zero == kByteZeros) zero = static_cast<int8_t>(p[j]);
+        if (Zero == kFloatZeros) memcpy(&scale_zero, p + j * Q::zero_bytes, sizeof scale_zero), zero = to_float(scale_zero);
+        p += width * Q::zero_bytes;
         int q = Bits == 8 ? static_cast<int8_t>(p[k % block * width + j])
                           : p[(k % block / 8 * width + j) * 4 + k % 8 / 2] >> (k % 2 * 4) & 15;
         if (Bits == 4 && q > 7) q -= 16;
-        sum += to_float(A[m * lda + k]) * ((static_cast<float>(q) - zero) * to_float(scale));
+        const double weight = (static_cast<double>(q) - static_cast<double>(zero)) * static_cast<double>(to_float(scale));
+        sum += static_cast<double>(to_float(A[m * lda + k])) * weight;
       }
       Row row{m, rows_per_item > 0 ? m / rows_per_item : 0};
-      store(C + m * ldc + n, ep(splat(sum), row, n, Tail{1}), Tail{1});
+      store(C + m * ldc + n, ep(splat(static_cast<float>(sum)), row, n, Tail{1}), Tail{1});
     }
   }
 }

@@ -16,6 +16,8 @@
 namespace opsmith {
 
 inline constexpr i64 kFewestRows = 3, kMostRows = 16;
+// How zero points are stored: not at all, as bytes, or as the scales are (Q4_1 of llama.cpp, whose blocks have a smallest weight).
+inline constexpr int kNoZeros = 0, kByteZeros = 1, kFloatZeros = 2;
 
 // Rows of A in 16 bits, two k in a word: [tile of rows][k / 8][8 rows][4 words], so that the words of all rows lie at fixed distances.
 // The pairs are those of the unpacked weights: k and k + 1 of bytes, k and k + 4 of half bytes (Int4Dot).
@@ -109,7 +111,7 @@ OPSMITH_INLINE Int4Dot::Words weight_pair(const uint8_t* q, i64 width, int j) {
 
 // R rows by V vectors of a panel of `width` columns, the first of them at `column`: tile[r][n]. Two vectors at a time: with the whole
 // panel of three g++ 12 keeps half of the sums in memory.
-template <int R, int V, class Q, int Bits, bool Zero>
+template <int R, int V, class Q, int Bits, int Zero>
 [[gnu::noinline]] void micro_pair_rows(const int32_t* rows, const float* units, const float* sums, i64 K, i64 block, const uint8_t* p,
                                        i64 width, i64 column, float* tile) {
   using Rows = PairRows<Bits>;
@@ -140,7 +142,7 @@ template <int R, int V, class Q, int Bits, bool Zero>
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         F sum = __builtin_convertvector((I)acc[r][v], F);
-        if constexpr (Zero) sum -= zero * splat(sums[i * Rows::tile_rows + r]);
+        if constexpr (Zero != kNoZeros) sum -= zero * splat(sums[i * Rows::tile_rows + r]);
         float* to = tile + r * gemm_nr + v * W;
         store(to, load(static_cast<const float*>(to), Full{}) + sum * (scale * splat(units[i * Rows::tile_rows + r])), Full{});
       }
@@ -148,7 +150,7 @@ template <int R, int V, class Q, int Bits, bool Zero>
   }
 }
 
-template <int R, int V, class Q, int Bits, bool Zero>
+template <int R, int V, class Q, int Bits, int Zero>
 auto pick_pair_rows(i64 rows) -> decltype(&micro_pair_rows<1, 1, Q, Bits, Zero>) {
   if constexpr (R > 1) {
     if (rows < R) return pick_pair_rows<R - 1, V, Q, Bits, Zero>(rows);
@@ -157,7 +159,7 @@ auto pick_pair_rows(i64 rows) -> decltype(&micro_pair_rows<1, 1, Q, Bits, Zero>)
 }
 
 // As gemm_quantized, for up to kMostRows rows. False where 16 bits do not serve: nothing is done then.
-template <class Q, int Bits, bool Zero, class TA, class TC, class Ep>
+template <class Q, int Bits, int Zero, class TA, class TC, class Ep>
 [[gnu::noinline]] bool gemm_pair_rows(const Pool& pool, const Tiling& tiling, i64 M, i64 N, i64 K, i64 block, const TA* A, i64 lda,
                                       const uint8_t* packed, TC* C, i64 ldc, Ep& ep, i64 rows_per_item) {
   PairRows<Bits> a;

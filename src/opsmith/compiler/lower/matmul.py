@@ -6,7 +6,7 @@ x (..., M, K) @ w (K, N) -> (..., M, N), with whatever elementwise nodes follow 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from opsmith.compiler.lower.builder import Builder
 from opsmith.compiler.lower.fuse import Extra, Group, anchored, lower_rest, store_plainly
 from opsmith.compiler.lower.registry import anchors
 from opsmith.compiler.precision import BF16, FP32, INT8, Precision
-from opsmith.compiler.program import IDENTITY, Argument, Buffer, Epilogue, StructValue, Tunable, View, even
+from opsmith.compiler.program import IDENTITY, Argument, Buffer, Enumerator, Epilogue, StructValue, Tunable, View, even
 from opsmith.compiler.task import Candidate
 from opsmith.expressions import Literal
 from opsmith.sizes import ONE, ZERO, Size, SizeLike, as_size, broadcast, name, product, spread
@@ -96,6 +96,19 @@ MATMUL_PLAIN = Kernel(
 )
 
 STORED_AS = {DataType.FLOAT: "f32", DataType.FLOAT16: "f16"}  # the storage types that the tuner knows
+
+
+class Zeros(NamedTuple):
+    """How the zero points of weights in blocks are stored: for the kernel (quant_rows.hpp), and for the tuner."""
+
+    template: Enumerator
+    suffix: str
+
+
+NO_ZEROS, BYTE_ZEROS, FLOAT_ZEROS = (
+    Zeros(Enumerator(name), suffix)
+    for name, suffix in (("kNoZeros", ""), ("kByteZeros", "_zero"), ("kFloatZeros", "_float_zero"))
+)
 
 
 @anchors("MatMul")
@@ -439,10 +452,12 @@ def _matmul_nbits(node: Node, builder: Builder, group: Group) -> None:
     """x (..., K) @ dequantize(q (K, N), scales (K / block, N)) -> (..., N)"""
     left = even_rows(builder.tensor(node.ir.inputs[0]), builder)
     k, n, bits, block = (int(node.attribute(a)) for a in ("K", "N", "bits", "block_size"))
-    zero, scale_type = node.has(3), node.input(2).dtype
+    scale_type = node.input(2).dtype
+    zero = NO_ZEROS if not node.has(3) else BYTE_ZEROS if node.input(3).dtype == DataType.UINT8 else FLOAT_ZEROS
     isa = builder.target.isa
     columns, blocks = isa.padded(n), -(-k // block)
-    space = blocks * (columns * (int(scale_type.itemsize) + zero) + block * columns * bits // 8)
+    zero_bytes = int(node.input(3).dtype.itemsize) if node.has(3) else 0
+    space = blocks * (columns * (int(scale_type.itemsize) + zero_bytes) + block * columns * bits // 8)
     weight = node.ir.inputs[1] or node.ir.outputs[0]
     store = builder.packed(f"nbits({weight.name})", DataType.UINT8, space, _packed_nbits(node, isa, k, n, bits, block))
     rows = product(left.dims[:-1])
@@ -451,7 +466,7 @@ def _matmul_nbits(node: Node, builder: Builder, group: Group) -> None:
     def emit(target: View, epilogue: Epilogue) -> None:
         tunable = None
         if left.dtype == target.dtype == DataType.FLOAT and scale_type in STORED_AS:
-            kernel = f"int{bits}_{STORED_AS[scale_type]}{'_zero' if zero else ''}"
+            kernel = f"int{bits}_{STORED_AS[scale_type]}{zero.suffix}"
             sizes: dict[str, SizeLike | str] = {"m": rows, "n": n, "k": k, "block": block, "storage": kernel}
             tunable = Tunable("quantized", kernel, sizes, builder.limits(kernel))
         given: dict[str, Argument] = {"a": left, "lda": row_stride(left), "b": store, "block": as_size(block)}
@@ -467,7 +482,7 @@ def _matmul_nbits(node: Node, builder: Builder, group: Group) -> None:
             target,
             epilogue,
             stored=f"int{bits} ",
-            templates=(bits, scale_type, zero, exact),
+            templates=(bits, scale_type, zero.template, exact),
             label=f"gemm_int{bits}",
             notes=[f"int{bits} weights in blocks of {block}", *([] if exact else [FEW_ROWS])],
             tunable=tunable,

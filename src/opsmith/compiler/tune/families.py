@@ -154,7 +154,7 @@ GEMM = Family("gemm", ("gemm.hpp",), _GEMM, _gemm_candidates, _gemm_problem)
 # --- products with quantized weights ---
 
 _QUANTIZED = """
-template <int Bits, class Scale, bool Zero>
+template <int Bits, class Scale, int Zero>
 void run_quantized(const Pool& pool, const i64* s, const i64* l, void* const* d) {
   const i64 M = s[0], N = s[1], K = s[2];
   gemm_quantized<Bits, Scale, Zero>(pool, M, N, K, s[3], static_cast<const float*>(d[0]), K,
@@ -168,6 +168,8 @@ const Entry entries[] = {
     {"int8_f16", run_quantized<8, f16, false>, nothing},   {"int8_f16_zero", run_quantized<8, f16, true>, nothing},
     {"int4_f32", run_quantized<4, float, false>, nothing}, {"int4_f32_zero", run_quantized<4, float, true>, nothing},
     {"int4_f16", run_quantized<4, f16, false>, nothing},   {"int4_f16_zero", run_quantized<4, f16, true>, nothing},
+    {"int4_f32_float_zero", run_quantized<4, float, kFloatZeros>, nothing},
+    {"int4_f16_float_zero", run_quantized<4, f16, kFloatZeros>, nothing},
 };
 """
 
@@ -185,7 +187,8 @@ def _quantized_problem(task: Task, isa: InstructionSet) -> Problem:
     blocks = -(-k // block)
     values = random.integers(-7, 8, (k, n)).astype(np.int8)
     scales: Array = (random.integers(1, 8, (blocks, n)) / 8).astype(np.float16 if "f16" in storage else np.float32)
-    zeros = random.integers(-3, 4, (blocks, n)).astype(np.int8) if zero else None
+    zero_type = scales.dtype if "float_zero" in storage else np.dtype(np.int8)
+    zeros = random.integers(-3, 4, (blocks, n)).astype(zero_type) if zero else None
     weights = pack.BlockQuantized(values, scales, zeros, bits, block)
     rows = sample(random, m)
     plain = values.astype(np.float64) - (0 if zeros is None else np.repeat(zeros, block, axis=0)[:k])
