@@ -303,3 +303,45 @@ def test_strings_among_the_weights_are_no_mistake(tmp_path: Path) -> None:
     onnx.save(proto, path)
     assert cli("inspect", path) == 0
     assert cli("profile", path) == 0
+
+
+# --- sparse weights ---
+
+
+def sparse_model(path: Path, dims: list[int], places: Any) -> Path:
+    values = [h.make_tensor_value_info(n, 1, ["n", *dims]) for n in ("x", "y")]
+    weight = onnx.SparseTensorProto(dims=dims)
+    weight.values.CopyFrom(nh.from_array(np.array([1, 2], np.float32), "w"))
+    weight.indices.CopyFrom(nh.from_array(np.array(places, np.int64), "places"))
+    graph = h.make_graph(
+        [h.make_node("Add", ["x", "w"], ["y"])], "g", values[:1], values[1:], sparse_initializer=[weight]
+    )
+    onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+@pytest.mark.parametrize(("dims", "places"), [([4], [0, 2]), ([2, 3], [1, 5]), ([2, 3], [[0, 1], [1, 2]])])
+def test_sparse_weights_are_written_out(dims: list[int], places: Any, tmp_path: Path) -> None:
+    path = sparse_model(tmp_path / "m.onnx", dims, places)
+    opsmith.optimize(path, tmp_path / "o", level=1)
+    weight = np.zeros(dims, np.float32)
+    weight.flat[np.ravel_multi_index(np.transpose(places), dims) if np.ndim(places) == 2 else places] = [1, 2]
+    x = np.ones((2, *dims), np.float32)
+    for model in (path, onnx.load(path), tmp_path / "o"):
+        assert np.array_equal(opsmith.load(model).run(None, {"x": x})[0], x + weight)
+
+
+def test_a_sparse_weight_of_any_size_is_not_written_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = sparse_model(tmp_path / "m.onnx", [1 << 40], [0, 2])
+    assert cli("optimize", path, tmp_path / "o") == 2
+    error = capfd.readouterr().err
+    assert "sparse weight 'w' of 1099511627776 is too large" in error and error.count("\n") == 1
+
+
+def test_an_attribute_of_a_function_outside_of_any_is_refused(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.onnx", "Softmax")
+    proto = onnx.load(path)
+    proto.graph.node[0].attribute.add(name="axis", type=onnx.AttributeProto.INT, ref_attr_name="nowhere")
+    onnx.save(proto, path)
+    with pytest.raises(OpsmithError, match="asks for the attribute of a function"):
+        opsmith.optimize(path, tmp_path / "o", level=1)

@@ -59,6 +59,20 @@ def _check_shapes(proto: onnx.ModelProto, what: str) -> None:
             raise OpsmithError(f"{what}: {node.op_type} to a shape with the size {sizes.min()}")
 
 
+MOST_DENSE = 1 << 26  # elements of a sparse weight once it is written out: a file of 200 bytes can name any number
+
+
+def check_sparse(sparse: onnx.SparseTensorProto, what: str) -> None:
+    """Refuse a sparse weight that nobody should write out, as ONNX Runtime does when it loads one."""
+    if math.prod(sparse.dims) > MOST_DENSE:
+        size = " x ".join(map(str, sparse.dims))
+        raise OpsmithError(f"{what}: the sparse weight {sparse.values.name!r} of {size} is too large to be written out")
+
+
+def _sparse_values(node: onnx.NodeProto) -> list[onnx.SparseTensorProto]:
+    return [t for a in node.attribute for t in (a.sparse_tensor, *a.sparse_tensors)]
+
+
 def check_calls(proto: onnx.ModelProto, what: str) -> None:
     """Refuse functions that call themselves, or each other so often that nobody could ever inline them."""
     bodies = {(f.domain, f.name, f.overload): f.node for f in proto.functions}
@@ -69,6 +83,8 @@ def check_calls(proto: onnx.ModelProto, what: str) -> None:
         total = 0
         for node in nodes:
             _check_text(node, what)
+            if not open_calls and any(a.ref_attr_name for a in node.attribute):
+                raise OpsmithError(f"{what}: a {node.op_type} asks for the attribute of a function and is in none")
             call = (node.domain, node.op_type, node.overload)
             if call in open_calls:
                 raise OpsmithError(f"{what}: the function {node.op_type} calls itself")
@@ -76,11 +92,15 @@ def check_calls(proto: onnx.ModelProto, what: str) -> None:
                 open_calls.add(call)
                 sizes[call] = size(bodies[call])
                 open_calls.remove(call)
-            inner = (g for a in node.attribute for g in (a.g, *a.graphs) if g.node)
+            inner = [g for a in node.attribute for g in (a.g, *a.graphs) if g.node]
+            for sparse in (*(t for g in inner for t in g.sparse_initializer), *_sparse_values(node)):
+                check_sparse(sparse, what)
             total += sizes.get(call, 1) + sum(size(g.node) for g in inner)
         return total
 
     _check_shapes(proto, what)
+    for sparse in proto.graph.sparse_initializer:
+        check_sparse(sparse, what)
     for value in (*proto.graph.input, *proto.graph.output):
         texts = (value.name, *(d.dim_param for d in value.type.tensor_type.shape.dim))
         if any(isinstance(text, bytes) for text in texts):  # as protobuf gives what it cannot decode
