@@ -278,6 +278,25 @@ def test_control_characters_of_names_never_reach_the_terminal(
     assert not any(c in printed for c in "\x1b\x07\x9b")
 
 
+def test_libraries_do_not_speak_beside_a_result(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """onnx-ir warned of the result of an If, which had a shape and no type."""
+    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
+        g (float[n, 3] x) => (float[n, 3] y) <int64 three = {3}> {
+          size = Size(x)
+          large = Greater(size, three)
+          r = If (large) <then_branch = a () => (float[n, 3] b) { b = Neg(x) },
+                          else_branch = b () => (float[n, 3] c) { c = Abs(x) }>
+          y = Tanh(r) }""")
+    for branch in proto.graph.node[2].attribute:
+        branch.g.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(proto, tmp_path / "m.onnx")
+    assert cli("optimize", tmp_path / "m.onnx", tmp_path / "o.onnx", "--quiet") == 0
+    assert capfd.readouterr().err == ""
+    rewritten = onnx.load(tmp_path / "o.onnx").graph
+    results = [v for v in rewritten.value_info if v.name in {n.output[0] for n in rewritten.node if n.op_type == "If"}]
+    assert [v.type.tensor_type.elem_type for v in results] == [T.FLOAT]
+
+
 def test_line_ends_are_kept() -> None:
     assert console.printable("a\n\tb\x00\u202e") == "a\n\tb\\x00\\u202e"
 
