@@ -121,6 +121,24 @@ def test_axes_as_attributes(opset: int) -> None:
     check(proto_of(nodes, {"x": [2, 1, 1]}, {"b": FLOAT, "u": FLOAT, "t": INT64}, opset=opset))
 
 
+@pytest.mark.parametrize("shape", [[0, 4], [4, 0], [2, 4]])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_equal_parts_of_an_axis_that_may_be_empty_before_opset_18(shape: list[int], axis: int) -> None:
+    nodes = [N("Slice", ["x", "from", "to", "axes"], ["s"]), N("Split", ["s"], ["y", "z"], axis=axis)]
+    constants = {"from": np.array([0, 0]), "to": np.array([9, 9]), "axes": np.array([0, 1])}
+    check(proto_of(nodes, {"x": shape}, {"y": FLOAT, "z": FLOAT}, constants, opset=14))
+
+
+def test_equal_parts_of_an_unknown_axis_before_opset_18() -> None:
+    proto = proto_of([N("Split", ["x"], ["y", "z"], axis=0)], {"x": ["n", 3]}, {"y": FLOAT, "z": FLOAT}, opset=13)  # type: ignore[list-item]
+    model = ir.from_proto(proto)
+    rewrite_model(model, level=2)
+    for rows in (0, 2, 6):
+        x = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
+        for want, got in zip(np.split(x, 2), run(ir.to_proto(model), {"x": x}), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
 def test_old_operators_inside_branches() -> None:
     text = """<ir_version: 7, opset_import: ["": 11]> g (bool c, float[2,3,4] x) => (float[2,3,4] y) {
         y = If(c) <then_branch = t () => (float[2,3,4] a) { a = Hardmax<axis=1>(x) },

@@ -35,6 +35,9 @@ inline i64 to_int32(double x) {
   return x < 0x1p31 ? static_cast<i64>(x) : converts_to_lowest ? INT32_MIN : INT32_MAX;
 }
 
+// An index: negative counts from the end.
+inline i64 from_front(i64 at, i64 size) { return at < 0 ? at + size : at; }
+
 // Slices with a positive step: negative counts from the end, all is clamped to [0, size].
 inline i64 slice_bound(i64 at, i64 size) {
   if (at < 0) at += size;
