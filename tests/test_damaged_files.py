@@ -357,6 +357,23 @@ def test_a_sparse_weight_of_any_size_is_not_written_out(tmp_path: Path, capfd: p
     assert "sparse weight 'w' of 1099511627776 is too large" in error and error.count("\n") == 1
 
 
+UNNAMED = {
+    "Split": 'y, "" = Split <axis = -1, num_outputs = 2> (x)',
+    "If": """c = Constant <value = bool {1}> ()
+        y, "" = If (c) <then_branch = t () => (float[n, 3] a, float[n, 3] b) { a = Neg(x) b = Abs(x) },
+                        else_branch = e () => (float[n, 3] a2, float[n, 3] b2) { a2 = Abs(x) b2 = Neg(x) }>""",
+    "BatchNormalization": 'y, "", "" = BatchNormalization <training_mode = 1> (x, w, w, w, w)',
+}
+
+
+@pytest.mark.parametrize("what", UNNAMED)
+def test_outputs_without_names_are_refused_where_they_end_the_process(what: str, tmp_path: Path) -> None:
+    head = '<ir_version: 9, opset_import: ["" : 18]> g (float[n, 3] x) => (float[n, k] y) <float[3] w = {1, 1, 1}> '
+    onnx.save(onnx.parser.parse_model(f"{head} {{ {UNNAMED[what]} }}"), tmp_path / "m.onnx")
+    with pytest.raises(OpsmithError, match=f"a {what} has an output without a name"):
+        opsmith.load(tmp_path / "m.onnx")
+
+
 def test_an_attribute_of_a_function_outside_of_any_is_refused(tmp_path: Path) -> None:
     path = model(tmp_path / "m.onnx", "Softmax")
     proto = onnx.load(path)

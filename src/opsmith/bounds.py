@@ -59,6 +59,18 @@ def _check_shapes(proto: onnx.ModelProto, what: str) -> None:
             raise OpsmithError(f"{what}: {node.op_type} to a shape with the size {sizes.min()}")
 
 
+_NAMED = ("Split", "If", "Loop", "Scan", "SequenceMap")  # any number of outputs, and each has a name
+
+
+def _check_outputs(node: onnx.NodeProto, what: str) -> None:
+    """Refuse outputs without names where they end ONNX Runtime's process; as optional ones of other operators they are none."""
+    training = node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute)
+    if (node.op_type in _NAMED or training) and node.domain in ("", "ai.onnx") and not all(node.output):
+        raise OpsmithError(
+            f"{what}: a {node.op_type} has an output without a name", "give it one; nobody needs to read it"
+        )
+
+
 MOST_DENSE = 1 << 26  # elements of a sparse weight once it is written out: a file of 200 bytes can name any number
 
 
@@ -83,6 +95,7 @@ def check_calls(proto: onnx.ModelProto, what: str) -> None:
         total = 0
         for node in nodes:
             _check_text(node, what)
+            _check_outputs(node, what)
             if not open_calls and any(a.ref_attr_name for a in node.attribute):
                 raise OpsmithError(f"{what}: a {node.op_type} asks for the attribute of a function and is in none")
             call = (node.domain, node.op_type, node.overload)
