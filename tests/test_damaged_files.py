@@ -366,6 +366,22 @@ UNNAMED = {
 }
 
 
+def test_a_constant_with_two_values_is_refused(tmp_path: Path) -> None:
+    text = """<ir_version: 9, opset_import: ["" : 18]> g (float[n] x) => (float[n] y) {
+        c = Constant <value_float = 1.0, value_int = 3> ()  y = Add(x, c) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    with pytest.raises(OpsmithError, match="a Constant with 2 values"):
+        opsmith.optimize(tmp_path / "m.onnx", tmp_path / "o")
+
+
+def test_a_convolution_in_no_groups_is_refused_before_it_ends_the_process(tmp_path: Path) -> None:
+    text = """<ir_version: 9, opset_import: ["" : 18]> g (float[1,3,8,8] x, float[3,4,3,3] w) => (float[1,4,10,10] y) {
+        y = ConvTranspose <group = 0> (x, w) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    with pytest.raises(OpsmithError, match="a ConvTranspose whose group is 0"):
+        opsmith.load(tmp_path / "m.onnx")
+
+
 @pytest.mark.parametrize("what", UNNAMED)
 def test_outputs_without_names_are_refused_where_they_end_the_process(what: str, tmp_path: Path) -> None:
     head = '<ir_version: 9, opset_import: ["" : 18]> g (float[n, 3] x) => (float[n, k] y) <float[3] w = {1, 1, 1}> '

@@ -71,6 +71,16 @@ def _check_outputs(node: onnx.NodeProto, what: str) -> None:
         )
 
 
+def _check_attributes(node: onnx.NodeProto, what: str) -> None:
+    """Refuse numbers of groups and blocks below 1, by which ONNX Runtime divides before it looks at them; two values of one
+    constant."""
+    for attribute in node.attribute:
+        if attribute.name in ("group", "blocksize", "num_groups") and attribute.i < 1 and not attribute.ref_attr_name:
+            raise OpsmithError(f"{what}: a {node.op_type} whose {attribute.name} is {attribute.i}")
+    if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.attribute) != 1:
+        raise OpsmithError(f"{what}: a Constant with {len(node.attribute)} values")
+
+
 MOST_DENSE = 1 << 26  # elements of a sparse weight once it is written out: a file of 200 bytes can name any number
 
 
@@ -96,6 +106,7 @@ def check_calls(proto: onnx.ModelProto, what: str) -> None:
         for node in nodes:
             _check_text(node, what)
             _check_outputs(node, what)
+            _check_attributes(node, what)
             if not open_calls and any(a.ref_attr_name for a in node.attribute):
                 raise OpsmithError(f"{what}: a {node.op_type} asks for the attribute of a function and is in none")
             call = (node.domain, node.op_type, node.overload)
