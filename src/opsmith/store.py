@@ -280,7 +280,8 @@ def _from_proto(proto: onnx.ModelProto, what: str) -> ir.Model:
     if _is_sparse(proto.graph):
         proto = onnx.ModelProto.FromString(proto.SerializeToString())
         _write_out(proto.graph, what)
-    return ir.from_proto(proto)
+    model: ir.Model = ir.from_proto(proto)
+    return model
 
 
 def _load(path: Path, sparse: bool) -> ir.Model:

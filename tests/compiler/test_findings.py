@@ -38,6 +38,12 @@ COMPILED = {
         """(float[n,3] x, int64 k, int64[1] l) => (float[n] y, float[n,1] z) <int64 three = {3}> {
           i = Sub(k, three)  y = Gather <axis = 1> (x, i)  j = Sub(l, three)  z = Gather <axis = -1> (x, j) }""",
     ),
+    "a slice backwards from before the first element": (
+        18,
+        """(float[n,3,m] x, int64[1] k) => (float[n,3,?] y, float[n,?,m] z) <
+          int64[1] to = {-100}, int64[1] last = {-1}, int64[1] one = {1}, int64[1] five = {5}> {
+          y = Slice(x, to, to, last, last)  i = Sub(k, five)  z = Slice(x, i, to, one, last) }""",
+    ),
     "pools over dilated windows, which ONNX Runtime pads as if they were not": (
         22,
         """(float[n,3,6,5] x, float[n,3,m] s) => (float[n,3,?,?] a, float[n,3,?,?] b, float[n,3,?,?] c, float[n,3,?] d) {

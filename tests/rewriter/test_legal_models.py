@@ -139,6 +139,25 @@ def test_equal_parts_of_an_unknown_axis_before_opset_18() -> None:
             np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("start", [-9, -4, -3, -1, 0, 5])
+def test_a_slice_backwards_begins_inside_its_axis_wherever_it_starts(start: int) -> None:
+    nodes = [N("Shape", ["x"], ["s"]), N("Slice", ["s", "from", "to", "axes", "steps"], ["y"])]
+    nodes.append(N("Slice", ["x", "from", "to", "axes", "steps"], ["z"]))
+    constants = {"from": np.array([start]), "to": np.array([-9]), "axes": np.array([0]), "steps": np.array([-1])}
+    check(proto_of(nodes, {"x": [3, 1, 2]}, {"y": INT64, "z": FLOAT}, constants))
+
+
+def test_the_size_of_an_einsum_that_stretches_an_operand() -> None:
+    nodes = [N("Einsum", ["x", "w"], ["e"], equation="bij,bij->b"), N("Size", ["e"], ["y"]), N("Neg", ["e"], ["z"])]
+    check(proto_of(nodes, {"x": [1, 2, 3], "w": [4, 2, 3]}, {"y": INT64, "z": FLOAT}))
+
+
+def test_a_pad_that_is_an_output_beside_the_convolution_that_reads_it() -> None:
+    nodes = [N("Pad", ["x", "pads"], ["y"]), N("Conv", ["y", "w"], ["z"])]
+    constants = {"pads": np.array([0, 0, 1, 0, 0, 1]), "w": np.ones((2, 3, 2), np.float32)}
+    check(proto_of(nodes, {"x": [1, 3, 5]}, {"y": FLOAT, "z": FLOAT}, constants))
+
+
 def test_old_operators_inside_branches() -> None:
     text = """<ir_version: 7, opset_import: ["": 11]> g (bool c, float[2,3,4] x) => (float[2,3,4] y) {
         y = If(c) <then_branch = t () => (float[2,3,4] a) { a = Hardmax<axis=1>(x) },

@@ -43,10 +43,10 @@ inline i64 slice_bound(i64 at, i64 size) {
   if (at < 0) at += size;
   return at < 0 ? 0 : at > size ? size : at;
 }
-// Slices with a negative step: first index, and the index before which they stop.
+// Slices with a negative step: first index, which lies in the dim wherever it was asked for, and the index before which they stop.
 inline i64 slice_start_back(i64 at, i64 size) {
   if (at < 0) at += size;
-  return at < -1 ? -1 : at > size - 1 ? size - 1 : at;
+  return at > size - 1 ? size - 1 : at < 0 && size > 0 ? 0 : at < -1 ? -1 : at;
 }
 inline i64 slice_end_back(i64 at, i64 size) {
   if (at < -(i64(1) << 62)) return -1;
