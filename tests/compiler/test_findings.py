@@ -44,6 +44,11 @@ COMPILED = {
           int64[1] to = {-100}, int64[1] last = {-1}, int64[1] one = {1}, int64[1] five = {5}> {
           y = Slice(x, to, to, last, last)  i = Sub(k, five)  z = Slice(x, i, to, one, last) }""",
     ),
+    "a kept aspect ratio along negative axes, which ONNX Runtime leaves as they are": (
+        21,
+        """(float[n,3,m] x) => (float[n,?,?] y) <int64[2] size = {4, 3}> {
+          y = Resize <axes = [-2, -1], keep_aspect_ratio_policy = "not_smaller", mode = "nearest"> (x, , , size) }""",
+    ),
     "pools over dilated windows, which ONNX Runtime pads as if they were not": (
         22,
         """(float[n,3,6,5] x, float[n,3,m] s) => (float[n,3,?,?] a, float[n,3,?,?] b, float[n,3,?,?] c, float[n,3,?] d) {

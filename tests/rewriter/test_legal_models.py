@@ -147,9 +147,10 @@ def test_a_slice_backwards_begins_inside_its_axis_wherever_it_starts(start: int)
     check(proto_of(nodes, {"x": [3, 1, 2]}, {"y": INT64, "z": FLOAT}, constants))
 
 
-def test_the_size_of_an_einsum_that_stretches_an_operand() -> None:
+@pytest.mark.parametrize("outputs", [{"y": INT64, "z": FLOAT}, {"y": INT64, "e": FLOAT}])
+def test_the_size_of_an_einsum_that_stretches_an_operand(outputs: dict[str, int]) -> None:
     nodes = [N("Einsum", ["x", "w"], ["e"], equation="bij,bij->b"), N("Size", ["e"], ["y"]), N("Neg", ["e"], ["z"])]
-    check(proto_of(nodes, {"x": [1, 2, 3], "w": [4, 2, 3]}, {"y": INT64, "z": FLOAT}))
+    check(proto_of(nodes, {"x": [1, 2, 3], "w": [4, 2, 3]}, outputs))
 
 
 def test_a_pad_that_is_an_output_beside_the_convolution_that_reads_it() -> None:

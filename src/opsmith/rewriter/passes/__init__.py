@@ -91,7 +91,7 @@ class _Folding(optimizer._constant_folding.FoldConstantsPass):  # type: ignore[m
     def _do_inference(self, node: ir.Node) -> None:
         if node.op_type != "Slice" or not any(_negative(value) for value in node.inputs):
             super()._do_inference(node)
-        stretched = [v for v in node.outputs if node.op_type == "Einsum" and not v.is_graph_output()]
+        stretched = node.outputs if node.op_type == "Einsum" else ()
         for value in (*gathered_perhaps(node), *stretched):
             if value.shape is not None:
                 value.shape = ir.Shape([None] * len(value.shape))
