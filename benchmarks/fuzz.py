@@ -90,9 +90,9 @@ def feed(proto: onnx.ModelProto, sizes: dict[str, int], seed: int) -> Arrays:
         ]
         kind = np.dtype(h.tensor_dtype_to_np_dtype(tensor.elem_type))
         if kind.kind == "b":
-            arrays[value.name] = rng.random(shape) < 0.5
+            arrays[value.name] = np.asarray(rng.random(shape) < 0.5)
         elif kind.kind in "iu":
-            arrays[value.name] = rng.integers(0, 3, shape).astype(kind)
+            arrays[value.name] = np.asarray(rng.integers(0, 3, shape), kind)
         else:
             numbers = np.asarray(rng.standard_normal(shape))
             if seed == SPECIAL and numbers.size:

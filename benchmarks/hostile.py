@@ -32,11 +32,13 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
-import opsmith.cli
 from opsmith.cli import main as cli
 
-for module in pkgutil.iter_modules(opsmith.cli.__path__, "opsmith.cli."):
-    importlib.import_module(module.name)  # here, once: each command is a child
+ROOMS = ("cli", "rewriter", "compiler", "compress", "check", "measure", "analysis")
+for room in ROOMS:  # here, once: each command is a child
+    package = importlib.import_module(f"opsmith.{room}")
+    for module in pkgutil.walk_packages(package.__path__, f"opsmith.{room}."):
+        importlib.import_module(module.name)
 
 M = "{model}"
 VERBS: dict[str, list[str]] = {

@@ -157,7 +157,8 @@ def rounds(count: int, seed: int, verbs: list[str]) -> list[str]:
         if rng.random() < 0.3:  # compile anew, and not from the cache
             shutil.rmtree(cache, ignore_errors=True)
         code = run(VERBS[verb], kill_after=rng.random() * takes[verb] * 1.1)
-        killed[f"{verb}{' over a variant' if existing else ''}{'' if code == -signal.SIGKILL else ', too late'}"] += 1
+        kind = f"{verb}{' over a variant' if existing else ''}{'' if code == -signal.SIGKILL else ', too late'}"
+        killed[kind] += 1
         if place.exists() and (why := wrong(verb, want, x)):
             moved = list(place.parent.glob(".*.old"))  # it comes back with the next run
             if not moved:
@@ -170,6 +171,7 @@ def rounds(count: int, seed: int, verbs: list[str]) -> list[str]:
             problems.append(f"round {number}, {verb}: leftovers {left[:3]}")
             for path in map(Path, left):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        print(f"round {number}: {kind}; {len(problems)} problems", flush=True)
     print(", ".join(f"{n} {what}" for what, n in sorted(killed.items())))
     return problems
 

@@ -278,6 +278,25 @@ def test_control_characters_of_names_never_reach_the_terminal(
     assert not any(c in printed for c in "\x1b\x07\x9b")
 
 
+def test_libraries_do_not_speak_beside_a_result(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """onnx-ir warned of the result of an If, which had a shape and no type."""
+    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
+        g (float[n, 3] x) => (float[n, 3] y) <int64 three = {3}> {
+          size = Size(x)
+          large = Greater(size, three)
+          r = If (large) <then_branch = a () => (float[n, 3] b) { b = Neg(x) },
+                          else_branch = b () => (float[n, 3] c) { c = Abs(x) }>
+          y = Tanh(r) }""")
+    for branch in proto.graph.node[2].attribute:
+        branch.g.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(proto, tmp_path / "m.onnx")
+    assert cli("optimize", tmp_path / "m.onnx", tmp_path / "o.onnx", "--quiet") == 0
+    assert capfd.readouterr().err == ""
+    rewritten = onnx.load(tmp_path / "o.onnx").graph
+    results = [v for v in rewritten.value_info if v.name in {n.output[0] for n in rewritten.node if n.op_type == "If"}]
+    assert [v.type.tensor_type.elem_type for v in results] == [T.FLOAT]
+
+
 def test_line_ends_are_kept() -> None:
     assert console.printable("a\n\tb\x00\u202e") == "a\n\tb\\x00\\u202e"
 
@@ -303,3 +322,78 @@ def test_strings_among_the_weights_are_no_mistake(tmp_path: Path) -> None:
     onnx.save(proto, path)
     assert cli("inspect", path) == 0
     assert cli("profile", path) == 0
+
+
+# --- sparse weights ---
+
+
+def sparse_model(path: Path, dims: list[int], places: Any) -> Path:
+    values = [h.make_tensor_value_info(n, 1, ["n", *dims]) for n in ("x", "y")]
+    weight = onnx.SparseTensorProto(dims=dims)
+    weight.values.CopyFrom(nh.from_array(np.array([1, 2], np.float32), "w"))
+    weight.indices.CopyFrom(nh.from_array(np.array(places, np.int64), "places"))
+    graph = h.make_graph(
+        [h.make_node("Add", ["x", "w"], ["y"])], "g", values[:1], values[1:], sparse_initializer=[weight]
+    )
+    onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+@pytest.mark.parametrize(("dims", "places"), [([4], [0, 2]), ([2, 3], [1, 5]), ([2, 3], [[0, 1], [1, 2]])])
+def test_sparse_weights_are_written_out(dims: list[int], places: Any, tmp_path: Path) -> None:
+    path = sparse_model(tmp_path / "m.onnx", dims, places)
+    opsmith.optimize(path, tmp_path / "o", level=1)
+    weight = np.zeros(dims, np.float32)
+    weight.flat[np.ravel_multi_index(np.transpose(places), dims) if np.ndim(places) == 2 else places] = [1, 2]
+    x = np.ones((2, *dims), np.float32)
+    for model in (path, onnx.load(path), tmp_path / "o"):
+        assert np.array_equal(opsmith.load(model).run(None, {"x": x})[0], x + weight)
+
+
+def test_a_sparse_weight_of_any_size_is_not_written_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = sparse_model(tmp_path / "m.onnx", [1 << 40], [0, 2])
+    assert cli("optimize", path, tmp_path / "o") == 2
+    error = capfd.readouterr().err
+    assert "sparse weight 'w' of 1099511627776 is too large" in error and error.count("\n") == 1
+
+
+UNNAMED = {
+    "Split": 'y, "" = Split <axis = -1, num_outputs = 2> (x)',
+    "If": """c = Constant <value = bool {1}> ()
+        y, "" = If (c) <then_branch = t () => (float[n, 3] a, float[n, 3] b) { a = Neg(x) b = Abs(x) },
+                        else_branch = e () => (float[n, 3] a2, float[n, 3] b2) { a2 = Abs(x) b2 = Neg(x) }>""",
+    "BatchNormalization": 'y, "", "" = BatchNormalization <training_mode = 1> (x, w, w, w, w)',
+}
+
+
+def test_a_constant_with_two_values_is_refused(tmp_path: Path) -> None:
+    text = """<ir_version: 9, opset_import: ["" : 18]> g (float[n] x) => (float[n] y) {
+        c = Constant <value_float = 1.0, value_int = 3> ()  y = Add(x, c) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    with pytest.raises(OpsmithError, match="a Constant with 2 values"):
+        opsmith.optimize(tmp_path / "m.onnx", tmp_path / "o")
+
+
+def test_a_convolution_in_no_groups_is_refused_before_it_ends_the_process(tmp_path: Path) -> None:
+    text = """<ir_version: 9, opset_import: ["" : 18]> g (float[1,3,8,8] x, float[3,4,3,3] w) => (float[1,4,10,10] y) {
+        y = ConvTranspose <group = 0> (x, w) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    with pytest.raises(OpsmithError, match="a ConvTranspose whose group is 0"):
+        opsmith.load(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("what", UNNAMED)
+def test_outputs_without_names_are_refused_where_they_end_the_process(what: str, tmp_path: Path) -> None:
+    head = '<ir_version: 9, opset_import: ["" : 18]> g (float[n, 3] x) => (float[n, k] y) <float[3] w = {1, 1, 1}> '
+    onnx.save(onnx.parser.parse_model(f"{head} {{ {UNNAMED[what]} }}"), tmp_path / "m.onnx")
+    with pytest.raises(OpsmithError, match=f"a {what} has an output without a name"):
+        opsmith.load(tmp_path / "m.onnx")
+
+
+def test_an_attribute_of_a_function_outside_of_any_is_refused(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.onnx", "Softmax")
+    proto = onnx.load(path)
+    proto.graph.node[0].attribute.add(name="axis", type=onnx.AttributeProto.INT, ref_attr_name="nowhere")
+    onnx.save(proto, path)
+    with pytest.raises(OpsmithError, match="asks for the attribute of a function"):
+        opsmith.optimize(path, tmp_path / "o", level=1)

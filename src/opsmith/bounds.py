@@ -59,6 +59,42 @@ def _check_shapes(proto: onnx.ModelProto, what: str) -> None:
             raise OpsmithError(f"{what}: {node.op_type} to a shape with the size {sizes.min()}")
 
 
+_NAMED = ("Split", "If", "Loop", "Scan", "SequenceMap")  # any number of outputs, and each has a name
+
+
+def _check_outputs(node: onnx.NodeProto, what: str) -> None:
+    """Refuse outputs without names where they end ONNX Runtime's process; as optional ones of other operators they are none."""
+    training = node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute)
+    if (node.op_type in _NAMED or training) and node.domain in ("", "ai.onnx") and not all(node.output):
+        raise OpsmithError(
+            f"{what}: a {node.op_type} has an output without a name", "give it one; nobody needs to read it"
+        )
+
+
+def _check_attributes(node: onnx.NodeProto, what: str) -> None:
+    """Refuse numbers of groups and blocks below 1, by which ONNX Runtime divides before it looks at them; two values of one
+    constant."""
+    for attribute in node.attribute:
+        if attribute.name in ("group", "blocksize", "num_groups") and attribute.i < 1 and not attribute.ref_attr_name:
+            raise OpsmithError(f"{what}: a {node.op_type} whose {attribute.name} is {attribute.i}")
+    if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.attribute) != 1:
+        raise OpsmithError(f"{what}: a Constant with {len(node.attribute)} values")
+
+
+MOST_DENSE = 1 << 26  # elements of a sparse weight once it is written out: a file of 200 bytes can name any number
+
+
+def check_sparse(sparse: onnx.SparseTensorProto, what: str) -> None:
+    """Refuse a sparse weight that nobody should write out, as ONNX Runtime does when it loads one."""
+    if math.prod(sparse.dims) > MOST_DENSE:
+        size = " x ".join(map(str, sparse.dims))
+        raise OpsmithError(f"{what}: the sparse weight {sparse.values.name!r} of {size} is too large to be written out")
+
+
+def _sparse_values(node: onnx.NodeProto) -> list[onnx.SparseTensorProto]:
+    return [t for a in node.attribute for t in (a.sparse_tensor, *a.sparse_tensors)]
+
+
 def check_calls(proto: onnx.ModelProto, what: str) -> None:
     """Refuse functions that call themselves, or each other so often that nobody could ever inline them."""
     bodies = {(f.domain, f.name, f.overload): f.node for f in proto.functions}
@@ -69,6 +105,10 @@ def check_calls(proto: onnx.ModelProto, what: str) -> None:
         total = 0
         for node in nodes:
             _check_text(node, what)
+            _check_outputs(node, what)
+            _check_attributes(node, what)
+            if not open_calls and any(a.ref_attr_name for a in node.attribute):
+                raise OpsmithError(f"{what}: a {node.op_type} asks for the attribute of a function and is in none")
             call = (node.domain, node.op_type, node.overload)
             if call in open_calls:
                 raise OpsmithError(f"{what}: the function {node.op_type} calls itself")
@@ -76,11 +116,15 @@ def check_calls(proto: onnx.ModelProto, what: str) -> None:
                 open_calls.add(call)
                 sizes[call] = size(bodies[call])
                 open_calls.remove(call)
-            inner = (g for a in node.attribute for g in (a.g, *a.graphs) if g.node)
+            inner = [g for a in node.attribute for g in (a.g, *a.graphs) if g.node]
+            for sparse in (*(t for g in inner for t in g.sparse_initializer), *_sparse_values(node)):
+                check_sparse(sparse, what)
             total += sizes.get(call, 1) + sum(size(g.node) for g in inner)
         return total
 
     _check_shapes(proto, what)
+    for sparse in proto.graph.sparse_initializer:
+        check_sparse(sparse, what)
     for value in (*proto.graph.input, *proto.graph.output):
         texts = (value.name, *(d.dim_param for d in value.type.tensor_type.shape.dim))
         if any(isinstance(text, bytes) for text in texts):  # as protobuf gives what it cannot decode

@@ -588,6 +588,7 @@ FUNCTIONS: dict[str, Callable[..., int | None]] = {
     "max": max,
     "pick": lambda c, a, b: a if c else b,
     "modulo": lambda a, b: a % b if b else None,
+    "from_front": lambda at, size: at + size if at < 0 else at,
 }
 
 

@@ -241,16 +241,55 @@ def open_model(model: ModelLike) -> ir.Model:
     if isinstance(model, ir.Model):
         return model
     if isinstance(model, onnx.ModelProto):
-        return unknown_dims(ir.from_proto(model))
+        return unknown_dims(_from_proto(model, "the model"))
     path = find_model(model)
     check_external_data(path)
-    check_model(path)
+    sparse = check_model(path)
     try:
-        loaded = unknown_dims(ir.load(path))
+        loaded = unknown_dims(_load(path, sparse))
         loaded.graph.sort()  # ONNX Runtime runs nodes that are out of order, too
         return loaded
+    except OpsmithError:
+        raise
     except Exception as error:
         raise OpsmithError(f"{path} is not a valid ONNX model: {' '.join(str(error).split())[:300]}") from error
+
+
+def _is_sparse(graph: onnx.GraphProto) -> bool:
+    inner = (g for node in graph.node for a in node.attribute for g in (a.g, *a.graphs))
+    return bool(graph.sparse_initializer) or any(map(_is_sparse, inner))
+
+
+def _write_out(graph: onnx.GraphProto, what: str) -> None:
+    """Turn the sparse weights of a graph and of those inside it into dense ones, as ONNX Runtime does: onnx-ir knows none."""
+    for node in graph.node:
+        for inner in (g for a in node.attribute for g in (a.g, *a.graphs)):
+            _write_out(inner, what)
+    for sparse in graph.sparse_initializer:
+        shape, kind = tuple(sparse.dims), onnx.helper.tensor_dtype_to_np_dtype(sparse.values.data_type)
+        bounds.check_sparse(sparse, what)
+        dense = np.zeros(shape, kind)
+        places = onnx.numpy_helper.to_array(sparse.indices)
+        where = np.unravel_index(places, shape) if places.ndim == 1 else tuple(places.T)
+        dense[where] = onnx.numpy_helper.to_array(sparse.values)
+        graph.initializer.append(onnx.numpy_helper.from_array(dense, sparse.values.name))
+    graph.ClearField("sparse_initializer")
+
+
+def _from_proto(proto: onnx.ModelProto, what: str) -> ir.Model:
+    if _is_sparse(proto.graph):
+        proto = onnx.ModelProto.FromString(proto.SerializeToString())
+        _write_out(proto.graph, what)
+    model: ir.Model = ir.from_proto(proto)
+    return model
+
+
+def _load(path: Path, sparse: bool) -> ir.Model:
+    if not sparse:
+        return ir.load(path)
+    loaded = _from_proto(read_proto(path), str(path))
+    ir.external_data.set_base_dir(loaded.graph, path.parent)
+    return loaded
 
 
 def unknown_dims(model: ir.Model) -> ir.Model:
@@ -453,15 +492,17 @@ def tensors(message: Any) -> Iterator[onnx.TensorProto]:
 _KNOWN_TO_ORT = {"LayerNormalization", "SimplifiedLayerNormalization"}
 
 
-def check_model(path: Path) -> None:
-    """Refuse a model that ONNX's checker refuses: unknown op or opset, undefined value, wrong attribute."""
+def check_model(path: Path) -> bool:
+    """Refuse a model that ONNX's checker refuses: unknown op or opset, undefined value, wrong attribute. Gives whether it has
+    sparse weights."""
     stat = path.stat()
-    _check_model(path.absolute(), stat.st_mtime_ns, stat.st_size)
+    return _check_model(path.absolute(), stat.st_mtime_ns, stat.st_size)
 
 
 @functools.lru_cache(maxsize=64)
-def _check_model(path: Path, mtime: int, size: int) -> None:
+def _check_model(path: Path, mtime: int, size: int) -> bool:
     proto = read_proto(path)
+    sparse = _is_sparse(proto.graph)
     newest = onnx.defs.onnx_opset_version()
     for opset in proto.opset_import:
         if opset.domain in ("", "ai.onnx") and not 1 <= opset.version <= newest:
@@ -473,6 +514,7 @@ def _check_model(path: Path, mtime: int, size: int) -> None:
         onnx.checker.check_model(_structure(proto))
     except Exception as error:
         raise OpsmithError(f"{path} is not a valid ONNX model: {' '.join(str(error).split())[:300]}") from error
+    return sparse
 
 
 def _structure(proto: onnx.ModelProto) -> onnx.ModelProto:

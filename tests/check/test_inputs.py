@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -9,7 +11,7 @@ import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
 
-from opsmith.check import inputs, values
+from opsmith.check import inputs, kinds, values
 from opsmith.errors import OpsmithError
 from opsmith.session import load, run
 
@@ -209,3 +211,11 @@ def test_a_picture_is_smaller_where_attention_over_it_would_take_all_memory():
     dims = default_dims(specs(model))
     assert dims["height"] == dims["width"] == 160
     assert largest_value(model, {"image": (1, 3, 640, 640)}) > MOST_ELEMENTS
+
+
+def test_a_size_is_found_at_the_end_of_a_way_that_is_longer_than_the_stack_is_deep() -> None:
+    names = ["x", *(f"v{i}" for i in range(3000))]
+    nodes = [h.make_node("Tanh", [a], [b]) for a, b in itertools.pairwise(names)]
+    nodes.append(h.make_node("MatMul", [names[-1], "w"], ["y"]))
+    deep = model({"x": (T.FLOAT, ["n", "k"])}, nodes, w=np.ones((7, 2), np.float32))
+    assert kinds.forced_sizes(deep.graph.inputs[0]) == {1: 7}

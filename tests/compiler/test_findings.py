@@ -33,6 +33,30 @@ COMPILED = {
             => (bool d, float[?,?,?,?] next, float[?,?,?,?] row) { d = Identity(c)  next = Neg(in)  row = Identity(next) }>
           y = QuantizeLinear(each, scale, zero)  z = ArgMax <axis = 0, keepdims = 0> (each) }""",
     ),
+    "one index that is computed and negative": (
+        18,
+        """(float[n,3] x, int64 k, int64[1] l) => (float[n] y, float[n,1] z) <int64 three = {3}> {
+          i = Sub(k, three)  y = Gather <axis = 1> (x, i)  j = Sub(l, three)  z = Gather <axis = -1> (x, j) }""",
+    ),
+    "a slice backwards from before the first element": (
+        18,
+        """(float[n,3,m] x, int64[1] k) => (float[n,3,?] y, float[n,?,m] z) <
+          int64[1] to = {-100}, int64[1] last = {-1}, int64[1] one = {1}, int64[1] five = {5}> {
+          y = Slice(x, to, to, last, last)  i = Sub(k, five)  z = Slice(x, i, to, one, last) }""",
+    ),
+    "a kept aspect ratio along negative axes, which ONNX Runtime leaves as they are": (
+        21,
+        """(float[n,3,m] x) => (float[n,?,?] y) <int64[2] size = {4, 3}> {
+          y = Resize <axes = [-2, -1], keep_aspect_ratio_policy = "not_smaller", mode = "nearest"> (x, , , size) }""",
+    ),
+    "pools over dilated windows, which ONNX Runtime pads as if they were not": (
+        22,
+        """(float[n,3,6,5] x, float[n,3,m] s) => (float[n,3,?,?] a, float[n,3,?,?] b, float[n,3,?,?] c, float[n,3,?] d) {
+          a = AveragePool <auto_pad = "SAME_LOWER", dilations = [2, 1], kernel_shape = [2, 2]> (x)
+          b = MaxPool <auto_pad = "SAME_UPPER", dilations = [2, 2], kernel_shape = [3, 2], strides = [2, 1]> (x)
+          c = LpPool <auto_pad = "SAME_UPPER", dilations = [1, 2], kernel_shape = [2, 2], strides = [1, 2]> (x)
+          d = MaxPool <auto_pad = "SAME_LOWER", ceil_mode = 1, dilations = [2], kernel_shape = [2], strides = [2]> (s) }""",
+    ),
     "a window of ceil_mode that is larger than the padded image": (
         22,
         """(float[n,3,m] x) => (float[n,3,r] y) {

@@ -121,6 +121,44 @@ def test_axes_as_attributes(opset: int) -> None:
     check(proto_of(nodes, {"x": [2, 1, 1]}, {"b": FLOAT, "u": FLOAT, "t": INT64}, opset=opset))
 
 
+@pytest.mark.parametrize("shape", [[0, 4], [4, 0], [2, 4]])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_equal_parts_of_an_axis_that_may_be_empty_before_opset_18(shape: list[int], axis: int) -> None:
+    nodes = [N("Slice", ["x", "from", "to", "axes"], ["s"]), N("Split", ["s"], ["y", "z"], axis=axis)]
+    constants = {"from": np.array([0, 0]), "to": np.array([9, 9]), "axes": np.array([0, 1])}
+    check(proto_of(nodes, {"x": shape}, {"y": FLOAT, "z": FLOAT}, constants, opset=14))
+
+
+def test_equal_parts_of_an_unknown_axis_before_opset_18() -> None:
+    proto = proto_of([N("Split", ["x"], ["y", "z"], axis=0)], {"x": ["n", 3]}, {"y": FLOAT, "z": FLOAT}, opset=13)  # type: ignore[list-item]
+    model = ir.from_proto(proto)
+    rewrite_model(model, level=2)
+    for rows in (0, 2, 6):
+        x = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
+        for want, got in zip(np.split(x, 2), run(ir.to_proto(model), {"x": x}), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("start", [-9, -4, -3, -1, 0, 5])
+def test_a_slice_backwards_begins_inside_its_axis_wherever_it_starts(start: int) -> None:
+    nodes = [N("Shape", ["x"], ["s"]), N("Slice", ["s", "from", "to", "axes", "steps"], ["y"])]
+    nodes.append(N("Slice", ["x", "from", "to", "axes", "steps"], ["z"]))
+    constants = {"from": np.array([start]), "to": np.array([-9]), "axes": np.array([0]), "steps": np.array([-1])}
+    check(proto_of(nodes, {"x": [3, 1, 2]}, {"y": INT64, "z": FLOAT}, constants))
+
+
+@pytest.mark.parametrize("outputs", [{"y": INT64, "z": FLOAT}, {"y": INT64, "e": FLOAT}])
+def test_the_size_of_an_einsum_that_stretches_an_operand(outputs: dict[str, int]) -> None:
+    nodes = [N("Einsum", ["x", "w"], ["e"], equation="bij,bij->b"), N("Size", ["e"], ["y"]), N("Neg", ["e"], ["z"])]
+    check(proto_of(nodes, {"x": [1, 2, 3], "w": [4, 2, 3]}, outputs))
+
+
+def test_a_pad_that_is_an_output_beside_the_convolution_that_reads_it() -> None:
+    nodes = [N("Pad", ["x", "pads"], ["y"]), N("Conv", ["y", "w"], ["z"])]
+    constants = {"pads": np.array([0, 0, 1, 0, 0, 1]), "w": np.ones((2, 3, 2), np.float32)}
+    check(proto_of(nodes, {"x": [1, 3, 5]}, {"y": FLOAT, "z": FLOAT}, constants))
+
+
 def test_old_operators_inside_branches() -> None:
     text = """<ir_version: 7, opset_import: ["": 11]> g (bool c, float[2,3,4] x) => (float[2,3,4] y) {
         y = If(c) <then_branch = t () => (float[2,3,4] a) { a = Hardmax<axis=1>(x) },

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from rewrite_graphs import fired, model, rewrite, why_not
 
+from opsmith.rewriter import rewrite_model
+
 X = "float[2,n,8] x => float[2,n,8] y"
 GELU = {"root": np.float32(math.sqrt(2)), "one": 1.0, "half": 0.5, "inverse": np.float32(math.sqrt(0.5)), "two": 2.0}
 TANH = {"c": np.float32(math.sqrt(2 / math.pi)), "k": 0.044715, "one": 1.0, "half": 0.5, "three": 3.0}
@@ -91,6 +93,12 @@ def test_sigmoid_gating_another_value_is_no_silu() -> None:
 
 
 GATED = "a = Div(g, root) b = Erf(a) c = Add(b, one) d = Mul(g, c) e = Mul(d, half) y = Mul(h, e)"
+
+
+def test_a_split_whose_parts_are_computed_is_no_geglu() -> None:
+    signature = "float[2,n,16] x, int64[2] parts => float[2,n,k] y"
+    computed = model(signature, "h, g = Split <axis = -1> (x, parts) " + GATED, constants=GELU)
+    assert "parts of the Split are computed" in why_not(rewrite_model(computed), "geglu")
 
 
 def test_geglu_from_split_and_from_slices() -> None:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from rewrite_graphs import fired, model, rewrite, why_not
 
+from opsmith.rewriter import rewrite_model
+
 QKV = "float[b,4,s,8] q, float[b,4,t,8] k, float[b,4,t,8] v"
 OUT = "float[b,4,s,8] y"
 CONST = {
@@ -187,6 +189,12 @@ def test_rotary() -> None:
 def test_rotary_near_misses_stay(body: str, reason: str) -> None:
     ops, results, _ = rewrite(model(ROTARY, body, constants=BOUNDS))
     assert "Rotary" not in ops and reason in why_not(results, "rotary")
+
+
+def test_halves_whose_sizes_are_computed_are_no_rotary() -> None:
+    split = "x1, x2 = Split <axis = -1> (x, parts) n = Neg(x2) r = Concat <axis = -1> (n, x1) "
+    computed = model(ROTARY.replace(" =>", ", int64[2] parts =>"), split + TURN)
+    assert "not that half" in why_not(rewrite_model(computed), "rotary")
 
 
 def test_rotary_whose_cosine_is_larger_than_x_stays() -> None:

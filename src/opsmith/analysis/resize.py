@@ -186,6 +186,8 @@ def _plan_by_sizes(plan: ResizePlan, x: Abstract, axes: list[int], node: Node) -
     if len(wanted) != len(axes):
         raise Unsupported("the new size does not fit the rank")
     policy = node.attribute("keep_aspect_ratio_policy", "stretch")
+    if policy != "stretch" and any(a < 0 for a in node.attribute("axes") or []):
+        raise Unsupported("negative axes with a kept aspect ratio, which ONNX Runtime does not resize, stay with it")
     olds = [x.dims[a] for a in axes]
     check_rank(olds)
     for axis, old, new in zip(axes, olds, wanted):

@@ -216,7 +216,15 @@ def _sliced_elements(node: Node, elements: Sequence[Scalar]) -> tuple[Scalar, ..
     ((_, start, end, step),) = _plain_slices(node, 1)
     if start.value is None or end.value is None:
         return None
-    return tuple(elements[slice(start.value, end.value if end.value != -(2**63) else None, step)])
+    return tuple(elements[i] for i in picked(start.value, end.value, step, len(elements)))
+
+
+def picked(start: int, end: int, step: int, size: int) -> range:
+    """The indices of a slice. With a negative step it starts inside the dim: ONNX moves a start before its first element there,
+    where Python's slice would be empty."""
+    if step < 0 and start < -size:
+        start = 0
+    return range(size)[slice(start, end if end >= -(2**62) else None, step)]
 
 
 def slices(node: Node, dims: Sequence[Size]) -> list[tuple[Size, Size, Size]]:
@@ -278,7 +286,7 @@ def _window(start: Size, end: Size, step: int, size: Size) -> tuple[Size, Size]:
             length = maximum(0, length)
         return first, length if step == 1 else floor_div(length + (step - 1), step)
     if size.value is not None and start.value is not None and end.value is not None:
-        window = range(size.value)[slice(start.value, end.value if end.value >= -(2**62) else None, step)]
+        window = picked(start.value, end.value, step, size.value)
         return as_size(window[0] if len(window) else 0), as_size(len(window))
     first, last = apply("slice_start_back", start, size), apply("slice_end_back", end, size)
     return first, maximum(0, floor_div(first - last + (-step - 1), -step))

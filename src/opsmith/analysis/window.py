@@ -40,6 +40,9 @@ def _attributes(node: Node, spatial: int) -> tuple[list[int], list[int], list[in
     return strides, dilations, pads
 
 
+_POOLS = ("MaxPool", "AveragePool", "LpPool")
+
+
 def resolve(node: Node, image: Sequence[Size], kernel: Sequence[Size]) -> Window:
     """Strides, dilations, padding and output sizes as the attributes say."""
     spatial = len(image)
@@ -54,7 +57,11 @@ def resolve(node: Node, image: Sequence[Size], kernel: Sequence[Size]) -> Window
         reach = (kernel[i] - 1) * dilations[i] + 1
         if mode in ("SAME_UPPER", "SAME_LOWER"):
             count = floor_div(size + (strides[i] - 1), strides[i])
-            first, last = _same_padding((count - 1) * strides[i] + reach - size, mode)
+            undilated = node.op in _POOLS and dilations[i] > 1  # so ONNX Runtime pads: the image shrinks
+            span = kernel[i] if undilated else reach
+            first, last = _same_padding((count - 1) * strides[i] + span - size, mode)
+            if undilated:
+                count = _count(node, size, first, last, reach, strides[i])
         else:
             first, last = (ZERO, ZERO) if mode == "VALID" else (as_size(pads[i]), as_size(pads[spatial + i]))
             count = _count(node, size, first, last, reach, strides[i])
@@ -94,7 +101,7 @@ def pool_window(node: Node, dims: Sequence[Size]) -> Window:
     return resolve(node, dims[2:], kernel)
 
 
-@infers("MaxPool", "AveragePool", "LpPool")
+@infers(*_POOLS)
 def _pool(node: Node) -> list[Abstract]:
     x = node.input(0)
     if x.rank < 3:

@@ -236,23 +236,31 @@ def forced_sizes(value: ir.Value) -> dict[int, int]:
     """axis -> size, where a weight that the input meets on its way has room for that one only."""
     found: dict[int, int] = {}
     if value.shape is not None:
-        for axis, size in _forced(value, list(range(len(value.shape))), set()):
+        for axis, size in _forced(value, list(range(len(value.shape)))):
             found.setdefault(axis, size)
     return found
 
 
-def _forced(value: ir.Value, axes: list[int | None], seen: set[ir.Node]) -> Iterator[tuple[int, int]]:
-    """AXES names for each axis of VALUE the axis of the input that it is."""
-    for node, position in value.uses():
+def _forced(value: ir.Value, axes: list[int | None]) -> Iterator[tuple[int, int]]:
+    """AXES names for each axis of VALUE the axis of the input that it is. The way may be longer than Python's stack is deep."""
+    seen: set[ir.Node] = set()
+    way = [(iter(value.uses()), axes)]
+    while way:
+        uses, axes = way[-1]
+        use = next(uses, None)
+        if use is None:
+            way.pop()
+            continue
+        node, position = use
         if node in seen or node.graph is None:
             continue
         seen.add(node)
         for axis, size in _demands(node, position, len(axes)):
-            if -len(axes) <= axis < len(axes) and axes[axis] is not None and size > 0:
-                yield axes[axis], size  # type: ignore[misc]
+            if -len(axes) <= axis < len(axes) and (own := axes[axis]) is not None and size > 0:
+                yield own, size
         onward = _onward(node, position, axes)
         if onward is not None and node.outputs:
-            yield from _forced(node.outputs[0], onward, seen)
+            way.append((iter(node.outputs[0].uses()), onward))
 
 
 def _demands(node: ir.Node, position: int, rank: int) -> Iterator[tuple[int, int]]:

@@ -3,6 +3,7 @@ forms: tables for people, JSON for programs (--json), or only the name of what w
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -35,8 +36,16 @@ verbose = False
 as_json = False
 
 
+_CHATTY = (
+    "onnx_ir",
+    "onnxscript",
+)  # their warnings repeat what our one line says, with names from the model as they are
+
+
 def configure(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> None:
     globals().update(quiet=quiet, verbose=verbose, as_json=as_json)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     progress.configure(enabled=not quiet and sys.stderr.isatty(), verbose=verbose and not quiet)
 
 

@@ -35,15 +35,18 @@ inline i64 to_int32(double x) {
   return x < 0x1p31 ? static_cast<i64>(x) : converts_to_lowest ? INT32_MIN : INT32_MAX;
 }
 
+// An index: negative counts from the end.
+inline i64 from_front(i64 at, i64 size) { return at < 0 ? at + size : at; }
+
 // Slices with a positive step: negative counts from the end, all is clamped to [0, size].
 inline i64 slice_bound(i64 at, i64 size) {
   if (at < 0) at += size;
   return at < 0 ? 0 : at > size ? size : at;
 }
-// Slices with a negative step: first index, and the index before which they stop.
+// Slices with a negative step: first index, which lies in the dim wherever it was asked for, and the index before which they stop.
 inline i64 slice_start_back(i64 at, i64 size) {
   if (at < 0) at += size;
-  return at < -1 ? -1 : at > size - 1 ? size - 1 : at;
+  return at > size - 1 ? size - 1 : at < 0 && size > 0 ? 0 : at < -1 ? -1 : at;
 }
 inline i64 slice_end_back(i64 at, i64 size) {
   if (at < -(i64(1) << 62)) return -1;

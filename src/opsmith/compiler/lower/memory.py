@@ -14,7 +14,7 @@ from opsmith.compiler.kernel import SPACE, Kernel, Space, fixed, read, size, siz
 from opsmith.compiler.lower.builder import Builder, Place, shape_text
 from opsmith.compiler.lower.registry import lowers
 from opsmith.compiler.program import Argument, Enumerator, View, layout_order, memory_order
-from opsmith.sizes import ONE, ZERO, AllOf, Size, as_size, compare, product
+from opsmith.sizes import ONE, ZERO, AllOf, Size, apply, as_size, compare, never_negative, product
 
 GATHER = Kernel(
     "gather",
@@ -114,6 +114,8 @@ def _picked(builder: Builder, view: View, axis: int, at: Size, kept: int) -> Vie
     size = view.dims[axis]
     if at.value is not None and at.value < 0:
         at = size + at
+    elif not never_negative(at):
+        at = apply("from_front", at, size)
     builder.check(AllOf((compare(at, ">=", 0), compare(at, "<", size))), "an index is out of range")
     dims = [*view.dims[:axis], *[ONE] * kept, *view.dims[axis + 1 :]]
     strides = [*view.strides[:axis], *[ONE] * kept, *view.strides[axis + 1 :]]

@@ -24,7 +24,7 @@ from onnxscript import optimizer
 from opsmith.analysis.control import gathered_perhaps
 from opsmith.errors import OpsmithError
 from opsmith.rewriter.passes import opsets, shapes, small_rules, weights
-from opsmith.rewriter.rule import DOMAIN
+from opsmith.rewriter.rule import DOMAIN, tensor_of
 
 FOLD_LIMIT = 64 * 1024  # elements; a larger result would copy weights into memory
 _FOLD_ROUNDS = 16  # far more than are ever needed: each makes a constant out of one more layer of nodes
@@ -56,7 +56,7 @@ def fold(model: ir.Model) -> None:
 
     def should_fold(node: ir.Node) -> bool | None:
         last[:] = [node]
-        return False if node in cannot or node.op_type == "Einsum" else _should_fold(node)
+        return False if node in cannot or node.op_type == "Einsum" or _backwards(node) else _should_fold(node)
 
     folding = _Folding(
         shape_inference=True, input_size_limit=FOLD_LIMIT, output_size_limit=FOLD_LIMIT, should_fold=should_fold
@@ -78,13 +78,21 @@ def fold(model: ir.Model) -> None:
                 break
 
 
+def _backwards(node: ir.Node) -> bool:
+    """A Slice with a negative step: the folder takes Python's, which is empty where ONNX's starts at the first element."""
+    steps = tensor_of(node.inputs[4]) if node.op_type == "Slice" and len(node.inputs) > 4 else None
+    return steps is not None and bool((steps.numpy() < 0).any())
+
+
 class _Folding(optimizer._constant_folding.FoldConstantsPass):  # type: ignore[misc]
-    """ONNX's inference aborts the process on a Slice of a negative size, and takes it that every loop runs."""
+    """ONNX's inference aborts the process on a Slice of a negative size, takes it that every loop runs, and that no operand of an
+    Einsum is stretched."""
 
     def _do_inference(self, node: ir.Node) -> None:
         if node.op_type != "Slice" or not any(_negative(value) for value in node.inputs):
             super()._do_inference(node)
-        for value in gathered_perhaps(node):
+        stretched = node.outputs if node.op_type == "Einsum" else ()
+        for value in (*gathered_perhaps(node), *stretched):
             if value.shape is not None:
                 value.shape = ir.Shape([None] * len(value.shape))
 

@@ -1,9 +1,10 @@
 """Raise an old model to opset 18, which the rules are written for.
 
-onnx's converter does most of it. Three operators whose meaning changed it passes on as they are; they are adapted here:
+onnx's converter does most of it. Operators whose meaning changed and that it passes on as they are, are adapted here:
   (1) Hardmax before opset 13    the dims from `axis` on are one row  ->  Flatten, Hardmax over the last axis, Reshape
   (2) Resize before opset 11     positions are asymmetric, nearest rounds down, or up where the image shrinks; the defaults are others since
   (3) Upsample before opset 10   becomes such a Resize
+  (4) Split before opset 18      of an axis shorter than its parts, an empty one, which `num_outputs` refuses: the sizes are an input
 A Scan before opset 9 has a batch of its own, which the converter takes from the model's inputs: such a model stays as it is.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import onnx_ir as ir
 from onnxscript import version_converter
 
@@ -35,6 +37,7 @@ def raise_opset(model: ir.Model) -> None:
         return
     if converted.opset_imports.get("") != NEW:
         return
+    _sizes_of_parts(converted)  # (4)
     if old < 13:
         _empty_rows(converted)
     if old < 11 and not _old_positions(converted):  # (2) (3)
@@ -72,6 +75,26 @@ def _empty_rows(model: ir.Model) -> None:
             flat = rows.inputs[0].producer() if rows.inputs and rows.inputs[0] is not None else None
             if rows.op_type in ("Softmax", "LogSoftmax", "Hardmax") and flat is not None and flat.op_type == "Flatten":
                 node.attributes["allowzero"] = ir.AttrInt64("allowzero", 1)
+
+
+def _sizes_of_parts(model: ir.Model) -> None:
+    for node in list(model.graph.all_nodes()):
+        x, count = node.inputs[0] if node.inputs else None, len(node.outputs)
+        if node.op_type != "Split" or node.domain not in ("", "ai.onnx") or len(node.inputs) > 1 or x is None:
+            continue
+        axis, rank = int(attribute(node, "axis", 0)), rank_of(x)
+        size = None if x.shape is None or rank is None or not -rank <= axis < rank else x.shape[axis]
+        if node.graph is None or (isinstance(size, int) and size >= count):
+            continue
+        bounds = {"start": axis, **({"end": axis + 1} if axis != -1 else {})}
+        size_of_axis = ir.Node("", "Shape", [x], [ir.AttrInt64(k, v) for k, v in bounds.items()])
+        divisor = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(np.array([count], np.int64)))])
+        part = ir.Node("", "Div", [size_of_axis.outputs[0], divisor.outputs[0]])
+        parts = ir.Node("", "Concat", [part.outputs[0]] * count, [ir.AttrInt64("axis", 0)])
+        node.graph.insert_before(node, [size_of_axis, divisor, part, parts])
+        node.attributes.pop("num_outputs", None)
+        node.resize_inputs(2)
+        node.replace_input_with(1, parts.outputs[0])
 
 
 def _old_positions(model: ir.Model) -> bool:

@@ -121,3 +121,5 @@ def _write_shapes(graph: ir.Graph, facts: Facts) -> None:
         for value in node.outputs:
             if value in facts and not value.is_graph_output():
                 value.shape = ir.Shape([dim(size) for size in facts[value].dims])
+                if value.type is None:  # the results of an If or a Loop
+                    value.type = ir.TensorType(facts[value].dtype)

@@ -10,6 +10,7 @@ other rules together take.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
@@ -62,14 +63,21 @@ def apply(model: ir.Model) -> bool:
                 continue
             for value in rewritten.new_initializers:
                 register(graph, value)
+            spent = [n for n in rewritten.match.nodes if n is node or not _read_elsewhere(n, rewritten.match.nodes)]
             ir.convenience.replace_nodes_and_values(
-                graph, node, rewritten.match.nodes, rewritten.new_nodes, rewritten.match.outputs, rewritten.new_outputs
+                graph, node, spent, rewritten.new_nodes, rewritten.match.outputs, rewritten.new_outputs
             )
             changed = True
             break
     if changed:
         NameFixPass()(model)  # onnxscript's new values may carry names that are taken
     return changed
+
+
+def _read_elsewhere(node: ir.Node, matched: Sequence[ir.Node]) -> bool:
+    """Whether somebody beside what a rule replaces reads the node: it stays."""
+    readers = {reader for value in node.outputs for reader, _ in value.uses()}
+    return bool(readers - set(matched)) or any(value.is_graph_output() for value in node.outputs)
 
 
 def _misdeclared(conv: ir.Node) -> bool:

@@ -32,6 +32,7 @@ def _halves_by_split(site: Site, split: ir.Node, hidden: ir.Value, gate: ir.Valu
     parts = ints_of(input_of(split, 1))
     site.need(parts is None or parts[0] == parts[1], "Split into unequal parts", split)
     if parts is None:
+        site.need(input_of(split, 1) is None, "the parts of the Split are computed", split)
         size = size_of(x, -1)
         site.need(isinstance(size, int) and size % 2 == 0, "the last size is not known", split)
     site.need(_is_last(attribute(split, "axis", 0), x), "the Split is not along the last dimension", split)
