@@ -99,7 +99,7 @@ class Upscaler:
         return values_range, factor
 
     def _factor(self, made: Array, tall: int, wide: int) -> int:
-        factor = made.shape[1] // tall
+        factor = int(made.shape[1]) // tall
         if len(made) != self.form.channels or factor < 1 or made.shape[1:] != (factor * tall, factor * wide):
             raise self._no(f"of {wide}x{tall} it makes {list(made.shape)}, no multiple of it")
         return factor

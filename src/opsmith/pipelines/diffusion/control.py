@@ -9,11 +9,10 @@ Scale and guess mode are as in diffusers: with guess mode the residuals of the o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import onnx
 
 from opsmith import store
 from opsmith.errors import OpsmithError
@@ -44,13 +43,14 @@ class Controls:
                         f"the {name} does not fit: its {key} is {net[key]}, the UNet's {unet[key]}",
                         "it was made for another model",
                     )
-            if not any(i.name.startswith("down_block_residual") for i in self._unet_inputs()):
+            if not self._takes_residuals():
                 raise OpsmithError(
                     f"the UNet takes no {name}: it was exported without one", "export the pipeline with its ControlNets"
                 )
 
-    def _unet_inputs(self) -> Iterable[onnx.ValueInfoProto]:
-        return store.read_proto(self._parts.paths["unet"]).graph.input
+    def _takes_residuals(self) -> bool:
+        inputs = store.read_proto(self._parts.paths["unet"]).graph.input
+        return any(i.name.startswith("down_block_residual") for i in inputs)
 
     def check(self, count: int) -> None:
         """COUNT pictures were given."""

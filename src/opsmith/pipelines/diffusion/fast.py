@@ -62,8 +62,11 @@ def preset(level: int, reuse: int | None = None, guided: float | None = None, me
     if level not in PRESETS:
         raise OpsmithError(f"there is no preset {level}", f"0 (exact) to {max(PRESETS)}")
     chosen = PRESETS[level]
-    given = {"reuse": reuse, "guided": guided, "merge": merge}
-    return dataclasses.replace(chosen, **{name: value for name, value in given.items() if value is not None})
+    return Fast(
+        chosen.reuse if reuse is None else reuse,
+        chosen.guided if guided is None else guided,
+        chosen.merge if merge is None else merge,
+    )
 
 
 def explain(cut: Cut | str, fast: Fast, steps: int, guided: bool) -> list[str]:
