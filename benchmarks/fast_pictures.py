@@ -1,6 +1,6 @@
 """How far the presets of `imagine --fast` are from the plain picture, and how much less work they are.
 
-    python benchmarks/fast_pictures.py [--model PIPELINE] [--prompts 8] [--steps 25] [--also 2:0.6:1 ...] [--json FILE] [--sheet FILE.png]
+    python benchmarks/fast_pictures.py [--model PIPELINE] [--prompts 8] [--steps 25] [--also 2:0.6:1 ...] [--side 384] [--json FILE] [--sheet FILE.png]
 
 One row per preset, against --fast 0 with the same prompts and seeds: PSNR, SSIM and the CLIP score (the starter's judge), and the
 processor time of the steps in one thread. --also REUSE:GUIDED:MERGE adds settings of one's own. Without --model: the starter.
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--guidance", type=float, default=None)
+    parser.add_argument("--side", type=int, default=None, help="pixels; the pipeline's own by default")
     parser.add_argument("--also", nargs="*", default=[], metavar="REUSE:GUIDED:MERGE")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--sheet", type=Path)
@@ -53,7 +54,7 @@ def main() -> None:
         reuse, guided, merge = text.split(":")
         settings[text] = Fast(int(reuse), float(guided), int(merge))
     prompts = PROMPTS[: options.prompts]
-    told = {"steps": options.steps, "guidance": options.guidance}
+    told = {"steps": options.steps, "guidance": options.guidance, "height": options.side, "width": options.side}
     made: dict[str, list[Any]] = {"whole": [], **{name: [] for name in settings}}
     seconds = dict.fromkeys(made, 0.0)
     for seed, prompt in enumerate(prompts):  # interleaved, so that a machine that changes its speed changes all rows
