@@ -171,6 +171,7 @@ def _refiner(folder: Path) -> None:
     (folder / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_refined_picture_is_that_of_diffusers() -> None:
     import diffusers
 
