@@ -176,6 +176,8 @@ def compiled_home(folder: Path, precision: str) -> Path:
     """A pipeline whose UNet is compiled whole and in pieces, made if it is not there."""
     import opsmith
 
+    if not (folder / "tokenizer").is_dir():
+        write_tokenizer(folder / "tokenizer")
     home = folder if precision == "fp32" else folder.with_name(f"{folder.name}-{precision}")
     if home != folder and not home.is_dir():
         _link(folder, home)
