@@ -1,9 +1,9 @@
 """How far the presets of `imagine --fast` are from the plain picture, and how much less work they are.
 
-    python benchmarks/fast_pictures.py [--model PIPELINE] [--prompts 8] [--steps 25] [--also 2:0.6 ...] [--json FILE] [--sheet FILE.png]
+    python benchmarks/fast_pictures.py [--model PIPELINE] [--prompts 8] [--steps 25] [--also 2:0.6:1 ...] [--side 384] [--json FILE] [--sheet FILE.png]
 
 One row per preset, against --fast 0 with the same prompts and seeds: PSNR, SSIM and the CLIP score (the starter's judge), and the
-processor time of the steps in one thread. --also REUSE:GUIDED adds settings of one's own. Without --model: the starter.
+processor time of the steps in one thread. --also REUSE:GUIDED:MERGE adds settings of one's own. Without --model: the starter.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--guidance", type=float, default=None)
-    parser.add_argument("--also", nargs="*", default=[], metavar="REUSE:GUIDED")
+    parser.add_argument("--side", type=int, default=None, help="pixels; the pipeline's own by default")
+    parser.add_argument("--also", nargs="*", default=[], metavar="REUSE:GUIDED:MERGE")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--sheet", type=Path)
     options = parser.parse_args()
@@ -49,9 +50,11 @@ def main() -> None:
     whole = DiffusionApp(options.model or starter.folder("pictures"), variant=options.variant, threads=1, savings="off")
     judge = Clip(starter.folder("clip"), threads=1)
     settings = {f"--fast {level}": fast for level, fast in PRESETS.items()}
-    settings |= {text: Fast(int(text.split(":")[0]), float(text.split(":")[1])) for text in options.also}
+    for text in options.also:
+        reuse, guided, merge = text.split(":")
+        settings[text] = Fast(int(reuse), float(guided), int(merge))
     prompts = PROMPTS[: options.prompts]
-    told = {"steps": options.steps, "guidance": options.guidance}
+    told = {"steps": options.steps, "guidance": options.guidance, "height": options.side, "width": options.side}
     made: dict[str, list[Any]] = {"whole": [], **{name: [] for name in settings}}
     seconds = dict.fromkeys(made, 0.0)
     for seed, prompt in enumerate(prompts):  # interleaved, so that a machine that changes its speed changes all rows
@@ -69,6 +72,7 @@ def main() -> None:
             "setting": name,
             "reuse": fast.reuse,
             "guided": fast.guided,
+            "merge": fast.merge,
             "psnr": round(float(np.mean([min(pictures.psnr(a, b), 100) for a, b in pairs])), 1),
             "ssim": round(float(np.mean([ssim(a, b) for a, b in pairs])), 3),
             "clip": round(float(np.mean(clip)), 2),

@@ -60,6 +60,13 @@ def memory_bytes() -> int:
         return 0
 
 
+def peak_memory() -> int:
+    """The most that this process held so far, in bytes; mapped files that were read count."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 @contextlib.contextmanager
 def only_memory_that_is_there() -> Iterator[None]:
     """An allocation beyond the memory that is free now fails, as an exception with a clear line, where Linux would grant it

@@ -132,8 +132,8 @@ def test_picture_to_picture_is_that_of_diffusers(scheduler: str, steps: int) -> 
     assert apart(made.images[0], expected) >= 45
 
 
-@pytest.mark.parametrize("channels", [4, 9])
-def test_inpainting_is_that_of_diffusers(channels: int) -> None:
+@pytest.mark.parametrize(("channels", "strength", "steps"), [(4, 1.0, 4), (9, 1.0, 4), (4, 0.6, 2), (9, 0.6, 2)])
+def test_inpainting_is_that_of_diffusers(channels: int, strength: float, steps: int) -> None:
     init, mask = picture(1), box_mask()
     name = "stable-diffusion-inpainting" if channels == 9 else "stable-diffusion"
     expected = reference("StableDiffusionInpaintPipeline", name, "ddim")(
@@ -142,15 +142,15 @@ def test_inpainting_is_that_of_diffusers(channels: int) -> None:
         mask_image=mask,
         height=32,
         width=32,
-        strength=1.0,
+        strength=strength,
         num_inference_steps=4,
         guidance_scale=4.0,
         generator=torch_seed(2),
     ).images[0]
     ours = DiffusionApp(models.tiny_pipeline("dynamo", inpainting=True), threads=1) if channels == 9 else app()
-    made = ours.generate(
-        "a pear", init=init, mask=mask, steps=4, guidance=4.0, seed=2, scheduler="ddim", torch_noise=True
-    )
+    told = {"steps": 4, "guidance": 4.0, "seed": 2, "scheduler": "ddim", "torch_noise": True}
+    made = ours.generate("a pear", init=init, mask=mask, strength=strength, **told)
+    assert len(made.step_seconds) == steps
     assert apart(made.images[0], expected) >= 45
 
 

@@ -146,3 +146,56 @@ def test_controls_that_do_not_fit_are_refused() -> None:
         app("lcm").generate("a pear", control=drawing(0))
     with pytest.raises(OpsmithError, match="2 pictures to follow, 1 scales"):
         app("controlled").generate("a pear", control=[drawing(0)] * 2, control_scale=[1.0])
+
+
+def test_clip_skip_of_xl_is_that_of_diffusers() -> None:
+    pipe = reference("StableDiffusionXLPipeline", "sdxl")
+    told = {"num_inference_steps": 3, "guidance_scale": 4.0}
+    expected = pipe("a red apple", generator=noise(3), clip_skip=1, **told).images[0]
+    made = app("sdxl")("a red apple", seed=3, torch_noise=True, clip_skip=1, **told)
+    assert same(made.images[0], expected)
+
+
+def _refiner(folder: Path) -> None:
+    """XL's refiner: the second text encoder alone, a score instead of the last size."""
+    shutil.copytree(models.tiny_source("sdxl"), folder, ignore=lambda *_: {"text_encoder", "tokenizer", "unet"})
+    import diffusers
+
+    size = {"cross_attention_dim": 64, "projection_class_embeddings_input_dim": 32 + 5 * 8}
+    config = json.loads((models.tiny_source("sdxl") / "unet" / "config.json").read_text())
+    made = diffusers.UNet2DConditionModel.from_config(config | size)
+    models._lively(made, 1.0).save_pretrained(folder / "unet")
+    index = json.loads((folder / "model_index.json").read_text())
+    index |= {"_class_name": "StableDiffusionXLImg2ImgPipeline", "requires_aesthetics_score": True}
+    index |= {"text_encoder": [None, None], "tokenizer": [None, None], "force_zeros_for_empty_prompt": False}
+    (folder / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_refined_picture_is_that_of_diffusers() -> None:
+    import diffusers
+
+    import opsmith
+
+    source = models._once("source/tiny-refiner", _refiner)
+    exported = models._once("dynamo/tiny-refiner", lambda folder: opsmith.export(source, folder) and None)
+    pipe = diffusers.StableDiffusionXLImg2ImgPipeline.from_pretrained(source)
+    pipe.set_progress_bar_config(disable=True)
+    start = drawing(3)
+    told = {"strength": 0.5, "num_inference_steps": 4, "guidance_scale": 4.0, "negative_prompt": "blue"}
+    expected = pipe("a pear", image=start, generator=noise(2), **told).images[0]
+    made = DiffusionApp(exported, threads=1)("a pear", image=start, seed=2, torch_noise=True, **told)
+    assert same(made.images[0], expected)
+
+
+def test_a_controlnet_of_another_base_is_refused(tmp_path: Path) -> None:
+    other = linked(models.tiny_model("controlled"), tmp_path / "other", but="controlnet_1")
+    net = linked(models.tiny_model("controlled") / "controlnet_1", other / "controlnet_1", but="config.json")
+    config = json.loads((models.tiny_model("controlled") / "controlnet_1" / "config.json").read_text())
+    (net / "config.json").write_text(json.dumps(config | {"cross_attention_dim": 1024}), encoding="utf-8")
+    with pytest.raises(OpsmithError, match="controlnet_1 does not fit: its cross_attention_dim is 1024, the UNet's 64"):
+        DiffusionApp(other)
+    free = linked(models.tiny_pipeline("dynamo"), tmp_path / "free", but="none")
+    (free / "controlnet").symlink_to(models.tiny_model("controlled") / "controlnet")
+    with pytest.raises(OpsmithError, match="the UNet takes no controlnet"):
+        DiffusionApp(free)

@@ -217,3 +217,22 @@ def test_break_begins_a_chunk() -> None:
     expected = theirs(prompt_embeds=told, negative_prompt_embeds=states([[], []], [[], []]))
     np.testing.assert_allclose(read("a red apple BREAK a pear"), told.numpy(), atol=1e-5)
     assert apart(ours("a red apple BREAK a pear"), expected) >= 45
+
+
+@pytest.mark.parametrize("skip", [1])
+def test_clip_skip_is_that_of_diffusers(skip: int) -> None:
+    told = {"num_inference_steps": 3, "guidance_scale": 4.0}
+    encoder = live().text_encoder
+    if not hasattr(encoder, "text_model"):  # transformers 5 has its layers where diffusers looks for them in vain
+        vars(encoder)["text_model"] = encoder
+    expected, whole = (
+        live()("a red apple", negative_prompt="blue", generator=seed(3), clip_skip=k, **told).images[0]
+        for k in (skip, None)
+    )
+    made = app()("a red apple", negative_prompt="blue", seed=3, torch_noise=True, clip_skip=skip, **told)
+    assert apart(made.images[0], expected) >= 45
+    assert apart(expected, whole) < 45
+    assert made.settings[0]["clip_skip"] == skip
+    for wrong in (-1, 2):
+        with pytest.raises(OpsmithError, match=f"a clip skip of {wrong}"):
+            app().generate("a", steps=1, clip_skip=wrong)

@@ -9,12 +9,13 @@ from typing import Any
 
 import models
 import numpy as np
+import onnx
 import pytest
 
 from opsmith import session, starter, store
 from opsmith.errors import OpsmithError
 from opsmith.pipelines import pictures
-from opsmith.pipelines.diffusion import DiffusionApp, cut, fast
+from opsmith.pipelines.diffusion import DiffusionApp, cut, fast, merge
 from opsmith.pipelines.diffusion.fast import Fast
 from opsmith.pipelines.diffusion.pieces import Pieces, Steps, Values
 
@@ -159,7 +160,6 @@ def models_picture() -> Any:
 
 
 def test_a_unet_without_borders_runs_whole_and_says_why(tmp_path: Path) -> None:
-    import onnx
     from onnx import TensorProto, helper
 
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["b"]) for n in ("sample", "timestep", "out")]
@@ -180,9 +180,9 @@ def test_presets_are_near_the_plain_picture_and_run_less() -> None:
     runs: list[str] = []
     run_piece = app.parts.run_piece
 
-    def counted(name: str, piece: cut.Piece, told: Any) -> Values:
+    def counted(name: str, stride: int, piece: cut.Piece, told: Any) -> Values:
         runs.append(f"{piece.name} {len(told['sample'])}" if "sample" in told else piece.name)
-        return run_piece(name, piece, told)
+        return run_piece(name, stride, piece, told)
 
     app.parts.run_piece = counted  # type: ignore[method-assign]
     plain = np.asarray(app.generate("a red apple on a yellow background", steps=10, seed=1).images[0])
@@ -222,3 +222,55 @@ def test_wrong_presets_are_one_line_and_reuse_needs_pieces() -> None:
         "exact: both halves of guidance in one batch",
         "approximate: the first 5 of 10 steps are guided",
     ]
+
+
+def test_a_merged_attention_sees_every_nth_token_where_there_are_enough() -> None:
+    """Of one attention alone: keys and values are those of numpy's own slices, and a small picture is left as it is."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((2, 300, 8), dtype=np.float32)
+    proto = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        attention (float[B,N,8] sample) => (float[B,N,8] y) {
+            k = Transpose <perm = [0, 2, 1]> (sample)
+            s = MatMul (sample, k)
+            p = Softmax <axis = -1> (s)
+            v = Mul (sample, sample)
+            y = MatMul (p, v)
+        }""")
+    whole = session.load(proto, threads=1)
+    assert merge.put(proto, 3, smallest=200) == 1
+    onnx.checker.check_model(proto, full_check=True)
+    thin = session.load(proto, threads=1)
+
+    def expected(x: Array, step: int) -> Array:
+        scores = x @ x[:, ::step].transpose(0, 2, 1)
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        return np.asarray(shares / shares.sum(-1, keepdims=True) @ (x * x)[:, ::step])
+
+    assert np.allclose(session.run(thin, {"sample": x})[0], expected(x, 3), atol=1e-5)
+    assert np.allclose(session.run(whole, {"sample": x})[0], expected(x, 1), atol=1e-5)
+    small = x[:, :199]
+    assert np.array_equal(session.run(thin, {"sample": small})[0], session.run(whole, {"sample": small})[0])
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_merging_touches_self_attention_alone_and_can_be_cut(exporter: str) -> None:
+    proto = store.read_proto(unet_path(exporter))
+    attentions = sum(node.op_type == "Softmax" for node in proto.graph.node)
+    assert merge.put(proto, 2) == attentions / 2  # every block has one over itself and one over the words
+    assert [p.name for p in cut.plan(proto).pieces] == [p.name for p in planned(exporter).pieces]
+
+
+def test_merged_pictures_are_near_the_plain_one() -> None:
+    app = DiffusionApp(starter.folder("pictures"), threads=1)
+    told = {"steps": 3, "seed": 1, "width": 288, "height": 288}  # 18x18 tokens within the outermost level
+    plain = np.asarray(app.generate("a red apple on a yellow background", **told).images[0])
+    near = [
+        np.asarray(app.generate("a red apple on a yellow background", fast=Fast(merge=n), **told).images[0])
+        for n in (2, 3)
+    ]
+    assert 60 > pictures.psnr(near[0], plain) > pictures.psnr(near[1], plain) > 20
+    with pytest.raises(OpsmithError, match="cannot be merged: savings are off"):
+        DiffusionApp(starter.folder("pictures"), threads=1, savings="off").generate("a", steps=1, fast=Fast(merge=2))
+    with pytest.raises(OpsmithError, match="every 0th token"):
+        Fast(merge=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,7 @@ JSON = {
 EXAMPLES = (
     "opsmith edit picture.png --select apple",
     'opsmith edit picture.png --select apple --change "make it green" --out green.png',
+    'opsmith edit picture.png --extend left=64,right=64 --prompt "a frog on the grass"',
 )
 
 
@@ -76,6 +78,17 @@ def command(
         int | None,
         typer.Option("--grow", help="For replace and remove: how many pixels around the selection are painted too."),
     ] = None,
+    extend: Annotated[
+        str | None,
+        typer.Option(
+            "--extend",
+            help="Instead of a change: a larger canvas, painted; left=64,right=64 pixels, or 64 for all sides.",
+        ),
+    ] = None,
+    upscale: Annotated[
+        Path | None,
+        typer.Option("--upscale", help="Instead of a change: a larger picture by this super-resolution ONNX model."),
+    ] = None,
     steps: Annotated[int, typer.Option("--steps", help="Denoising steps.")] = 25,
     guidance: options.Guidance = None,
     seed: Annotated[int, typer.Option("--seed", help="The same seed paints the same.")] = 0,
@@ -87,6 +100,10 @@ def command(
     from opsmith.pipelines.diffusion import DiffusionApp
     from opsmith.starter import in_use
 
+    if extend is not None or upscale is not None:
+        _check_whole(change, select, mask, box, extend, upscale)
+        _edit_whole(image, out, extend, upscale, model, variant, prompt, steps, guidance, seed, threads)
+        return
     _check(select, mask, box, steps)
     wanted = grammar.parse(change) if change is not None else None
     target = pictures.check_target(out or image.with_name(f"{image.stem}_edited.png"))
@@ -152,6 +169,70 @@ def command(
     save(masks.Mask(touched.soft > 0, touched.soft).image, beside["mask"])
     save(pictures.sheet([picture, shown, edited], ["before", select or "selection", change or ""]), beside["sheet"])
     console.answer(told, lambda: None)
+
+
+def _check_whole(
+    change: str | None, select: str | None, mask: Path | None, box: str | None, extend: str | None, upscale: Path | None
+) -> None:
+    given = {"--change": change, "--select": select, "--mask": mask, "--box": box}
+    if extend is not None and upscale is not None:
+        raise OpsmithError("--extend and --upscale are not possible at once", "give one, then the other")
+    for name, value in given.items():
+        if value is not None:
+            raise OpsmithError(f"{name} is not possible here", "--extend and --upscale are about the whole picture")
+
+
+def _edit_whole(
+    image: Path,
+    out: Path | None,
+    extend: str | None,
+    upscale: Path | None,
+    model: Path | None,
+    variant: str | None,
+    prompt: str | None,
+    steps: int,
+    guidance: float | None,
+    seed: int,
+    threads: int | None,
+) -> None:
+    """A larger canvas, or a larger picture."""
+    from opsmith import machine, progress
+    from opsmith.pipelines import extend as extending
+    from opsmith.pipelines import pictures
+    from opsmith.pipelines.diffusion import DiffusionApp
+    from opsmith.pipelines.upscale import Upscaler
+    from opsmith.starter import in_use
+
+    target = pictures.check_target(out or image.with_name(f"{image.stem}_edited.png"))
+    picture = pictures.read(image)
+    before = pictures.settings_of(image)
+    settings: dict[str, Any] = {"source": image.name}
+    with machine.only_memory_that_is_there(), progress.task("edit", total=100) as step:
+        if upscale is not None:
+            upscaler = Upscaler(upscale, threads=threads)
+            made = upscaler(picture)
+            settings |= {"upscale": upscaler.path.name, "factor": upscaler.factor}
+            settings |= {"prompt": before["prompt"]} if before.get("prompt") else {}
+        else:
+            sides = extending.Sides.parse(extend or "")
+            app = DiffusionApp(model or in_use.folder("pictures"), variant=variant, threads=threads)
+            words = prompt if prompt is not None else str(before.get("prompt") or "")
+
+            def show(done: int, total: int, _: object) -> None:
+                step(f"step {done} of {total}", 100 * done // total - 100 * (done - 1) // total)
+
+            made, painted = extending.extended(
+                picture, sides, app, words, steps=steps, guidance=guidance, seed=seed, callback=show
+            )
+            settings |= painted.settings[0] | {"extend": dataclasses.asdict(sides)}
+    settings |= {"width": made.width, "height": made.height}
+    written = pictures.save(made, target, settings)
+
+    def told() -> None:
+        print(written)
+        console.remark(f"{picture.width}x{picture.height} became {made.width}x{made.height}")
+
+    console.answer({"written": [written], "settings": settings}, told)
 
 
 def _select_by_words(

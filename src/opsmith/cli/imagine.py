@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import resource
+import dataclasses
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
 from opsmith.measure.units import size
+
+if TYPE_CHECKING:
+    from opsmith.pipelines.diffusion.estimate import Estimate
 
 PANEL = "Applications"
 ORDER = 71
@@ -22,6 +25,7 @@ JSON = {
     "peak_memory": "bytes",
     "variants": "component -> the variant that was used",
     "remarks": "lines for people",
+    "estimate": "with --estimate alone: steps, seconds of each part and in all, memory in bytes",
 }
 EXAMPLES = (
     'opsmith imagine "a red apple on a table"',
@@ -77,6 +81,9 @@ def command(
     plain_prompt: Annotated[
         bool, typer.Option("--plain-prompt", help="Brackets are text, and 75 tokens are all, as in diffusers.")
     ] = False,
+    clip_skip: Annotated[
+        int, typer.Option("--clip-skip", help="How many of the text encoder's last layers the prompt leaves out.")
+    ] = 0,
     init: Annotated[Path | None, typer.Option("--init", help="Start from this picture.")] = None,
     strength: Annotated[
         float | None, typer.Option("--strength", help="With --init: how much of it changes, 0 to 1; 0.8 by default.")
@@ -106,8 +113,15 @@ def command(
         float | None,
         typer.Option("--guided", help="The share of the steps that is guided, 0 to 1; --fast has its own."),
     ] = None,
+    merge: Annotated[
+        int | None, typer.Option("--merge", help="Self-attention over many tokens sees every N-th of them only.")
+    ] = None,
     explained: Annotated[
         bool, typer.Option("--explain", help="Only say what is computed once, reused or left out.")
+    ] = False,
+    estimated: Annotated[
+        bool,
+        typer.Option("--estimate", help="Only say what it would take: time and memory, from one step of each kind."),
     ] = False,
     tiles: Annotated[
         str,
@@ -149,7 +163,7 @@ def command(
         vae=vae,
         tiles=tiles,
     )
-    approximations = preset(fast, reuse, guided)
+    approximations = preset(fast, reuse, guided, merge)
     if explained:
         _explain(app.explain(approximations, steps, guidance))
         return
@@ -158,6 +172,34 @@ def command(
         app.load_lora(*_lora(given))
     for given in embedding or ():
         app.load_textual_inversion(*_embedding(given))
+    wanted: dict[str, Any] = {
+        "negative_prompt": negative,
+        "steps": steps,
+        "guidance": guidance,
+        "height": height,
+        "width": width,
+        "seed": seed,
+        "n": n,
+        "batch": batch,
+        "scheduler": scheduler,
+        "init": start,
+        "strength": strength,
+        "mask": area,
+        "torch_noise": torch_noise,
+        "fast": approximations,
+        "control": followed,
+        "control_scale": [scale for _, scale in follows],
+        "guess": guess,
+        "sigmas": sigmas,
+        "eta": eta,
+        "guidance_rescale": guidance_rescale,
+        "plain_prompt": plain_prompt,
+        "clip_skip": clip_skip,
+    }
+    if estimated:
+        with machine.only_memory_that_is_there():
+            _tell_estimate(app.estimate(prompt, **wanted), app.variants)
+        return
     with machine.only_memory_that_is_there(), progress.task("imagine", total=100) as step:
         before = time.perf_counter()
 
@@ -171,31 +213,7 @@ def command(
             )
             before = now
 
-        made = app.generate(
-            prompt,
-            negative,
-            steps=steps,
-            guidance=guidance,
-            height=height,
-            width=width,
-            seed=seed,
-            n=n,
-            batch=batch,
-            scheduler=scheduler,
-            init=start,
-            strength=strength,
-            mask=area,
-            callback=show,
-            torch_noise=torch_noise,
-            fast=approximations,
-            control=followed,
-            control_scale=[scale for _, scale in follows],
-            guess=guess,
-            sigmas=sigmas,
-            eta=eta,
-            guidance_rescale=guidance_rescale,
-            plain_prompt=plain_prompt,
-        )
+        made = app.generate(prompt, callback=show, **wanted)
     written = []
     for i, (image, settings) in enumerate(zip(made.images, made.settings)):
         path = out if n == 1 else out.with_name(f"{out.stem}_{i}{out.suffix}")
@@ -204,7 +222,7 @@ def command(
         "pictures": [{"file": file, "settings": settings} for file, settings in zip(written, made.settings)],
         "seconds": made.seconds,
         "step_seconds": made.step_seconds,
-        "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_memory": machine.peak_memory(),
         "variants": app.variants,
         "remarks": made.remarks,
     }
@@ -217,6 +235,19 @@ def _explain(lines: list[str]) -> None:
             print(line)
 
     console.answer({"remarks": lines}, told)
+
+
+def _tell_estimate(found: Estimate, variants: dict[str, str]) -> None:
+    told = {"estimate": {**dataclasses.asdict(found), "seconds": found.seconds}, "variants": variants}
+
+    def shown() -> None:
+        print(
+            f"{found.seconds:.1f} s: text {found.text_seconds:.2f}, loading {found.load_seconds:.2f}, "
+            f"{found.steps} steps of {found.steps_seconds / found.steps:.3f}, decoding {found.decode_seconds:.2f}"
+        )
+        print(f"peak memory {size(found.memory)}")
+
+    console.answer(told, shown)
 
 
 def _lora(given: str) -> tuple[Path, float]:

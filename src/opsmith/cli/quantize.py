@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from opsmith.cli import console, options
 from opsmith.measure.units import size
 
 if TYPE_CHECKING:
+    from opsmith.compress.pipeline import PipelineResult
     from opsmith.compress.quantize import QuantizeResult
 
 PANEL = "Road"
@@ -28,13 +29,14 @@ JSON = {
 EXAMPLES = (
     "opsmith quantize models/gpt2/dynamo models/gpt2/int8",
     "opsmith quantize model.onnx small.onnx --bits 4 --min-quality 0.98",
+    "opsmith quantize models/sd models/sd-int8 --method int8",
 )
 
 
 def command(
-    src: Annotated[Path, typer.Argument(help="The model: a variant folder or .onnx file.")],
-    dest: Annotated[Path, typer.Argument(help="Where to write it: a variant folder or .onnx file.")],
-    method: Annotated[str, typer.Option(help="weight-only, fp16, dynamic or static.")] = "weight-only",
+    src: Annotated[Path, typer.Argument(help="The model: a variant folder, .onnx file or whole pipeline.")],
+    dest: Annotated[Path, typer.Argument(help="Where to write it: likewise.")],
+    method: Annotated[str, typer.Option(help="weight-only (int8, int4), fp16, dynamic or static.")] = "weight-only",
     bits: Annotated[int, typer.Option(help="8 or 4, for weight-only.")] = 8,
     block: Annotated[int, typer.Option(help="Weights that share a scale: 16, 32, 64, 128 or 256.")] = 32,
     symmetric: Annotated[bool, typer.Option("--symmetric/--asymmetric", help="Without or with zero points.")] = True,
@@ -58,32 +60,48 @@ def command(
     overwrite: options.Overwrite = False,
 ) -> None:
     """Make the weights smaller, measure what that costs, write portable ONNX."""
+    from opsmith.compress.pipeline import is_pipeline, quantize_pipeline
     from opsmith.compress.quantize import quantize
 
     given: object = calibration
     if calibration == ["generated"]:
         given = "generated"
-    result = quantize(
-        src,
-        dest,
-        overwrite=overwrite,
-        method=method,
-        bits=bits,
-        block=block,
-        symmetric=symmetric,
-        embeddings=embeddings,
-        calibration=given or None,
-        ranges=ranges,
-        per_channel=per_channel,
-        max_error=max_error,
-        min_quality=min_quality,
-        exclude=exclude or (),
-        accuracy_level=accuracy_level,
-        samples=samples,
-        spare=spare,
-        threads=threads,
-    )
+    wanted: dict[str, Any] = {
+        "overwrite": overwrite,
+        "method": method,
+        "bits": bits,
+        "block": block,
+        "symmetric": symmetric,
+        "embeddings": embeddings,
+        "calibration": given or None,
+        "ranges": ranges,
+        "per_channel": per_channel,
+        "max_error": max_error,
+        "min_quality": min_quality,
+        "exclude": exclude or (),
+        "accuracy_level": accuracy_level,
+        "samples": samples,
+        "spare": spare,
+        "threads": threads,
+    }
+    if is_pipeline(src):
+        whole = quantize_pipeline(src, dest, **wanted)
+        console.answer(whole, lambda: _print_pipeline(whole), written=whole.folder)
+        return
+    result = quantize(src, dest, **wanted)
     console.answer(result, lambda: _print(result), written=result.variant.path)
+
+
+def _print_pipeline(whole: PipelineResult) -> None:
+    table = console.table("component", ">before", ">after", ">weights", ">relative error", ">cosine")
+    for name, result in whole.components.items():
+        quality = result.quality
+        figures = (str(result.quantized), f"{quality.error:.2e}", f"{quality.cosine:.6f}")
+        table.add_row(console.escape(name), size(result.before), size(result.after), *figures)
+    console.show(table)
+    for name, why in whole.kept.items():
+        console.say(f"{console.escape(name)} is copied as it is: {console.escape(why)}")
+    console.say(f"wrote {console.escape(str(whole.folder))}")
 
 
 def _print(result: QuantizeResult) -> None:

@@ -2,6 +2,7 @@
 
 MatMul(x, W)              W (K, N)
 MatMul(x, Transpose(W))   W (N, K)
+MatMul(x, Cast(W))        W (K, N) stored in half precision, where that is asked for; a Transpose may come before or after
 Gemm(x, W, bias)          W (K, N), or (N, K) with transB = 1
 Gather(W, ids)            W (rows, width), axis 0
 """
@@ -28,6 +29,7 @@ class Layer:
     weight: ir.Value
     transposed: bool  # the stored matrix is (N, K)
     bias: ir.Value | None = None  # of a Gemm
+    dtype: ir.DataType | None = None  # what it is cast to before the product; None: as it is stored
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -35,8 +37,9 @@ class Layer:
         return (columns, rows) if self.transposed else (rows, columns)
 
     def matrix(self) -> Array:
-        """w (K, N), still a view of the mapped file."""
+        """w (K, N) as it is multiplied; still a view of the mapped file if it is stored so."""
         array = stored(self.weight).numpy()
+        array = array if self.dtype is None else array.astype(self.dtype.numpy())
         return array.T if self.transposed else array
 
 
@@ -64,11 +67,11 @@ def tidy(model: ir.Model) -> None:
     common.NameFixPass()(model)
 
 
-def find_layers(model: ir.Model) -> list[Layer]:
-    """All products with a constant float matrix in the main graph, in order."""
+def find_layers(model: ir.Model, *, casts: bool = False) -> list[Layer]:
+    """All products with a constant float matrix in the main graph, in order. CASTS: also those stored in another float type."""
     layers = []
     for node in model.graph:
-        layer = _layer(node)
+        layer = _layer(node, casts)
         if layer is not None:
             layers.append(layer)
     # Two layers may share a weight; their names must still differ.
@@ -80,13 +83,20 @@ def find_layers(model: ir.Model) -> list[Layer]:
     return layers
 
 
-def _layer(node: ir.Node) -> Layer | None:
+def _layer(node: ir.Node, casts: bool) -> Layer | None:
     if node.domain not in ("", "ai.onnx") or node.op_type not in ("MatMul", "Gemm") or node.inputs[1] is None:
         return None
-    operands = _gemm_operands(node) if node.op_type == "Gemm" else (*_untransposed(node.inputs[1]), None)
-    if operands is None or not constant(operands[0]):
+    operands = _gemm_operands(node) if node.op_type == "Gemm" else (node.inputs[1], False, None)
+    if operands is None:
         return None
     weight, transposed, bias = operands
+    weight, dtype = _uncast(weight) if casts else (weight, None)
+    if node.op_type == "MatMul":
+        weight, transposed = _untransposed(weight)
+    if casts and dtype is None:
+        weight, dtype = _uncast(weight)
+    if not constant(weight):
+        return None
     tensor = stored(weight)
     if len(tensor.shape) != 2 or tensor.dtype not in FLOATS:
         return None
@@ -94,7 +104,7 @@ def _layer(node: ir.Node) -> Layer | None:
     # Exporters that fold transposes name the result val_52; the node then says more than the weight.
     if name.startswith(("val_", "onnx::")) and node.name:
         name = node.name
-    return Layer(name, node, weight, transposed, bias)
+    return Layer(name, node, weight, transposed, bias, dtype)
 
 
 def _gemm_operands(node: ir.Node) -> tuple[ir.Value, bool, ir.Value | None] | None:
@@ -106,13 +116,22 @@ def _gemm_operands(node: ir.Node) -> tuple[ir.Value, bool, ir.Value | None] | No
     return weight, bool(node.attributes.get_int("transB", 0)), bias
 
 
+def _uncast(weight: ir.Value) -> tuple[ir.Value, ir.DataType | None]:
+    """(what a Cast reads, what it gives); a value that is not cast to a float type is itself."""
+    maker = weight.producer()
+    if maker is None or maker.op_type != "Cast" or maker.domain not in ("", "ai.onnx") or maker.inputs[0] is None:
+        return weight, None
+    to = ir.DataType(maker.attributes.get_int("to"))
+    return (maker.inputs[0], to) if to in FLOATS else (weight, None)
+
+
 def _untransposed(weight: ir.Value) -> tuple[ir.Value, bool]:
     """(what is stored, whether it is transposed before the product)."""
     maker = weight.producer()
     if maker is None or maker.op_type != "Transpose" or maker.domain not in ("", "ai.onnx"):
         return weight, False
     source = maker.inputs[0]
-    if source is None or not constant(source) or list(maker.attributes.get_ints("perm", [1, 0])) != [1, 0]:
+    if source is None or list(maker.attributes.get_ints("perm", [1, 0])) != [1, 0]:
         return weight, False
     return source, True
 

@@ -42,6 +42,19 @@ SMALLEST = 1024  # elements; smaller weights are not worth an operator
 _HALF_MAX = 65504.0
 
 
+SHORT = {"int8": ("weight-only", 8), "int4": ("weight-only", 4)}  # short words for a method and its bits
+
+
+def short_name(method: str, options: Mapping[str, Any]) -> str:
+    """For the name of a variant."""
+    method, bits = SHORT.get(method, (method, options.get("bits", 8)))
+    return f"int{bits}" if method == "weight-only" else method
+
+
+class NothingSmaller(OpsmithError):
+    """The model has no weights that the method is for."""
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class QuantizeResult(Shown):
     variant: store.Variant
@@ -77,12 +90,14 @@ def quantize(
 ) -> QuantizeResult:
     """Write SRC with smaller weights to DEST, a variant folder or .onnx file.
 
+    `method` is weight-only, fp16, dynamic or static; int8 and int4 are weight-only with as many bits.
     `max_error` (relative, of the outputs) and `min_quality` (top-1 agreement of logits, else cosine similarity) spare the
     layers that a sensitivity sweep finds worst. `embeddings` is "fp16" or "keep", for tables that are looked up and not
     multiplied. `exclude` holds glob patterns of layers to leave alone. `accuracy_level` goes into MatMulNBits: 4 lets
     stock ONNX Runtime round activations to int8, which is faster there. `spare` keeps the ends and the time embedding of a
     diffusion UNet in full precision (spare.py); fp16 only stores what is computed in float anyway and spares nothing.
     """
+    method, bits = SHORT.get(method, (method, bits))
     options = QuantizeOptions(
         method=method,
         bits=bits,
@@ -122,7 +137,7 @@ def quantize(
         else:
             count, left = _with_ort(source, draft.path, options, feeds)
         if count == 0:
-            raise OpsmithError(f"{source} has nothing that {method} quantization could make smaller")
+            raise NothingSmaller(f"{source} has nothing that {method} quantization could make smaller")
         reached = quality.compare(reference, _run(draft.path, feeds, names, threads), logits=names == ["logits"])
         if options.goal is not None and not options.goal.reached(reached):
             figures = f"error {reached.error:.3g}, quality {reached.score:.4f}"
@@ -180,7 +195,7 @@ def _weight_only(
 def _quantize_layers(
     model: ir.Model, options: QuantizeOptions, bits_of: Mapping[str, int], chosen: _Chosen, spool: Path
 ) -> tuple[int, list[str]]:
-    layers = find_layers(model)
+    layers = find_layers(model, casts=True)
     shared: dict[tuple[str, bool, int], Tensors] = {}
     left, count = [], 0
     with progress.task("quantizing", total=len(layers)) as step:

@@ -43,12 +43,12 @@ class Bench:
     """A session whose layer weights are inputs. Layers are known by their place in find_layers."""
 
     def __init__(self, model: ir.Model, feeds: Sequence[Feed], *, tables: bool, threads: int | None) -> None:
-        self.layers = find_layers(model)
+        self.layers = find_layers(model, casts=True)
         self.names = quality.judged_outputs(model)
         self.logits = self.names == ["logits"]
         self.feeds = feeds
         open_model = model.clone()
-        for i, layer in enumerate(find_layers(open_model)):
+        for i, layer in enumerate(find_layers(open_model, casts=True)):
             _make_input(open_model, layer, f"opsmith.layer.{i}")
         if tables:  # tables are stored in half precision whatever happens to the layers
             for i, (node, table) in enumerate(find_tables(open_model)):
@@ -129,7 +129,9 @@ def choose_bits(
 
 
 def _make_input(model: ir.Model, layer: Layer, name: str) -> None:
-    value = ir.Value(name=name, type=ir.TensorType(stored(layer.weight).dtype), shape=ir.Shape(layer.shape))
+    value = ir.Value(
+        name=name, type=ir.TensorType(layer.dtype or stored(layer.weight).dtype), shape=ir.Shape(layer.shape)
+    )
     model.graph.inputs.append(value)
     layer.node.replace_input_with(1, value)
     if layer.node.op_type == "Gemm" and layer.transposed:

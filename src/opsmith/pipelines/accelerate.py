@@ -11,8 +11,10 @@ original, with a warning, and so does every call once the weights of the live co
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -70,12 +72,17 @@ def accelerate(
             raise OpsmithError(f"the pipeline's {name} is not on the CPU", 'call pipe.to("cpu") first')
     restore(pipe)
     root = Path(folder) if folder is not None else homes.cache()
-    keys = _keys(parts)
+    plain = {name: without_adapters(part) for name, part in parts.items()}
+    keys = _keys(plain)
     home = homes.find(root, keys) or root / f"live-{homes.name_of(keys)}"
     if not (home / "model_index.json").is_file():
         with tempfile.TemporaryDirectory(prefix="opsmith-") as temporary:
             source = Path(temporary) / "pipeline"
             live.save_pretrained(source)
+            for name in parts:
+                if plain[name] is not parts[name]:  # saved with its adapters beside it, which an export does not read
+                    shutil.rmtree(source / name)
+                    plain[name].save_pretrained(source / name)
             opsmith.export(source, home)
     compile_components(home, list(keys), search=search, regions=regions, precision=precision)
     for name, part in parts.items():
@@ -126,12 +133,35 @@ def _fresh(
     return _marked(call)
 
 
+def _adapted(part: Any) -> dict[str, Any]:
+    """peft's layers, by their place: each holds the layer that it stands for and adapters to it."""
+    return {name: m for name, m in part.named_modules() if hasattr(m, "base_layer") and hasattr(m, "merged_adapters")}
+
+
+def without_adapters(part: Any) -> Any:
+    """A copy whose weights hold what its adapters do now, or PART itself if it has none."""
+    if not _adapted(part):
+        return part
+    copied = copy.deepcopy(part)
+    for place, layer in _adapted(copied).items():
+        if layer.disable_adapters and layer.merged:
+            layer.unmerge()
+        elif not layer.disable_adapters and not layer.merged:
+            layer.merge()
+        parent, _, name = place.rpartition(".")
+        setattr(copied.get_submodule(parent), name, layer.base_layer)
+    # What save_pretrained would look at.
+    for mark in ("peft_config", "_hf_peft_config_loaded"):
+        vars(copied).pop(mark, None)
+    return copied
+
+
 SAMPLED = 16  # elements of each tensor
 
 
 class Weights:
     """What the weights of a live component were. Adapters are loaded and merged in many ways, some of which torch's own counters
-    do not see, so that a few numbers of every tensor are looked at, too."""
+    do not see, so that a few numbers of every tensor are looked at, too; and of adapters which are on, and how strongly."""
 
     def __init__(self, part: Any) -> None:
         self._part = part
@@ -139,16 +169,23 @@ class Weights:
         self._flat = [self._flatten(t) for t in self._tensors]
         self._places = [np.linspace(0, max(f.size - 1, 0), min(SAMPLED, f.size)).astype(np.int64) for f in self._flat]
         self._seen = self._look()
+        self._adapters = self._adapters_now()
 
     def changed(self) -> bool:
         now = self._now()
         if len(now) != len(self._tensors) or any(a is not b for a, b in zip(now, self._tensors)):
+            return True
+        if self._adapters_now() != self._adapters:
             return True
         pointers = [t.data_ptr() for t in now]
         return (pointers, self._versions()) != self._seen[:2] or not np.array_equal(self._samples(), self._seen[2])
 
     def _now(self) -> list[Any]:
         return [*self._part.parameters(), *self._part.buffers()]
+
+    def _adapters_now(self) -> list[Any]:
+        found = _adapted(self._part).values()
+        return [(dict(m.scaling), list(m.active_adapters), list(m.merged_adapters), m.disable_adapters) for m in found]
 
     def _look(self) -> tuple[list[int], list[int], Array]:
         return [t.data_ptr() for t in self._tensors], self._versions(), self._samples()

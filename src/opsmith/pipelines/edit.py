@@ -112,12 +112,32 @@ def edit(
         if app is None:
             return filled, None
         strength = 1.0 if app.sees_masks else FILLED
-        return _painted(filled, wide, app, prompt or "", strength, steps, guidance if prompt else 1.0, seed, callback)
+        return painted(
+            filled,
+            wide,
+            app,
+            prompt or "",
+            strength=strength,
+            steps=steps,
+            guidance=guidance if prompt else 1.0,
+            seed=seed,
+            callback=callback,
+        )
     if change.kind == "replace":
         if app is None:
             raise OpsmithError("replacing needs a picture model", "name a pipeline folder with --model")
         wide = area(mask, change, grow).soft
-        return _painted(image, wide, app, prompt or change.text, 1.0, steps, guidance, seed, callback)
+        return painted(
+            image,
+            wide,
+            app,
+            prompt or change.text,
+            strength=1.0,
+            steps=steps,
+            guidance=guidance,
+            seed=seed,
+            callback=callback,
+        )
     raise OpsmithError(f"the change {change.kind!r} is unknown")
 
 
@@ -211,11 +231,12 @@ def _pull_push(values: Array, weight: Array) -> Array:
     return np.asarray(values * weight[..., None] + up * (1 - weight[..., None]))
 
 
-def _painted(
+def painted(
     image: Image.Image,
     soft: Array,
     app: DiffusionApp,
     prompt: str,
+    *,
     strength: float,
     steps: int,
     guidance: float | None,

@@ -15,11 +15,13 @@ words.py      prompt -> Conditions: ids [B,77] -> states [B,77,X]
 cut.py        where the UNet's graph is cut: what depends on the prompt, the time, both halves of guidance; what is deep
 pieces.py     the pieces run, each as often as it must
 split.py      the pieces as model folders of their own, to be compiled
+merge.py      fewer keys and values in self-attention
 unet.py       in pieces, or whole
 noise.py      where each picture's random numbers come from
 loop.py       latents, step by step: sample [2B,C,h,w], t [1], states [2B,77,X] -> [2B,4,h,w]
 canvas.py     the VAE and masks: latent [1,4,h,w] / scaling factor -> picture [1,3,8h,8w]
 tiles.py      the VAE tile by tile, where memory asks for it
+estimate.py   what a picture will take
 app.py        DiffusionApp: one line per station
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,12 +14,14 @@ import onnxruntime as ort
 from PIL import Image
 
 from opsmith import store
+from opsmith.machine import peak_memory
 from opsmith.pipelines import schedulers
 from opsmith.pipelines.clip_tokenizer import ClipTokenizer
 from opsmith.pipelines.diffusion import geometry, noise, spoken
 from opsmith.pipelines.diffusion.adapters import Adapters
 from opsmith.pipelines.diffusion.canvas import Canvas
 from opsmith.pipelines.diffusion.control import Controls
+from opsmith.pipelines.diffusion.estimate import Clock, Estimate, estimated_steps, together
 from opsmith.pipelines.diffusion.fast import Fast, explain, preset
 from opsmith.pipelines.diffusion.loop import Callback, Loop, Watch, shifted
 from opsmith.pipelines.diffusion.parts import Parts
@@ -199,6 +202,7 @@ class DiffusionApp:
         prompt_embeds: Array | None = None,
         negative_prompt_embeds: Array | None = None,
         plain_prompt: bool = False,
+        clip_skip: int = 0,
     ) -> Generated:
         """N pictures, BATCH at a time. Guidance 1 or less skips the negative prompt and halves the work; by default it is the pipeline's own.
 
@@ -211,14 +215,13 @@ class DiffusionApp:
 
         A list of prompts gives N pictures of each, one prompt after the other, numbered through. PROMPT_EMBEDS [S,X] or [1,S,X] are
         the text encoder's states, instead of a prompt. PLAIN_PROMPT: brackets are text, and 75 tokens are all, as in diffusers.
+        CLIP_SKIP: how many of the text encoder's last layers the prompt leaves out (not the negative one, as in diffusers).
         """
-        shown = (control,) if isinstance(control, Image.Image) else tuple(control)
-        scales = tuple(control_scale) if isinstance(control_scale, Sequence) else (control_scale,) * len(shown)
-        request = Request(
-            prompt="",
-            negative="",
+        asked = self._asked(
+            prompt,
+            negative_prompt,
             steps=steps,
-            guidance=self.guidance if guidance is None else guidance,
+            guidance=guidance,
             height=height,
             width=width,
             seed=seed,
@@ -232,15 +235,51 @@ class DiffusionApp:
             sigmas=sigmas,
             eta=eta,
             guidance_rescale=guidance_rescale,
-            fast=fast if isinstance(fast, Fast) else preset(fast),
-            control=shown,
-            control_scale=scales,
+            fast=fast,
+            control=control,
+            control_scale=control_scale,
             guess=guess,
             prompt_embeds=prompt_embeds,
             negative_prompt_embeds=negative_prompt_embeds,
             plain_prompt=plain_prompt,
+            clip_skip=clip_skip,
         )
-        return self._each(requests(request, prompt, negative_prompt), callback)
+        return self._each(asked, callback)
+
+    def estimate(self, prompt: str | Sequence[str] = "", **words: Any) -> Estimate:
+        """What `generate` with the same words would take in time and memory, from one step of each kind."""
+        known = inspect.signature(self.generate).parameters
+        options = {name: p.default for name, p in known.items()} | spoken.translated(self.generate, words, self)
+        for name in ("prompt", "callback"):
+            options.pop(name)
+        asked = self._asked(prompt, options.pop("negative_prompt"), **options)
+        return together([self._estimated(request) for request in asked])
+
+    def _asked(
+        self,
+        prompt: str | Sequence[str],
+        negative_prompt: str | Sequence[str],
+        *,
+        guidance: float | None,
+        fast: int | Fast,
+        control: Image.Image | Sequence[Image.Image],
+        control_scale: float | Sequence[float],
+        **others: Any,
+    ) -> list[Request]:
+        """One request for each prompt; OTHERS are as Request has them."""
+        shown = (control,) if isinstance(control, Image.Image) else tuple(control)
+        base = Request(
+            prompt="",
+            negative="",
+            guidance=self.guidance if guidance is None else guidance,
+            fast=fast if isinstance(fast, Fast) else preset(fast),
+            control=shown,
+            control_scale=tuple(control_scale)
+            if isinstance(control_scale, Sequence)
+            else (control_scale,) * len(shown),
+            **others,
+        )
+        return requests(base, prompt, negative_prompt)
 
     def __call__(self, prompt: str | Sequence[str] = "", **words: Any) -> Generated:
         """The same in diffusers' words: num_inference_steps, guidance_scale, generator, num_images_per_prompt, image, ..."""
@@ -264,6 +303,22 @@ class DiffusionApp:
     def make(self, request: Request, callback: Callback | None = None) -> Generated:
         """Check, read the prompt, denoise, decode."""
         started = time.perf_counter()
+        job = self._checked(request)
+        conditions, remarks = self.words.conditions(job)
+        remarks += self.unknown_remarks(job.prompt) + self._size_remarks(job) + self.adapters.remarks
+        groups = self._groups(request, job)
+        plan = self.loop.plan(job)
+        watch = Watch(callback, len(groups) * (len(plan.timesteps) - job.first_step * plan.order))
+        latents = [self.loop.denoise(job, conditions, sources, watch) for sources in groups]
+        self._done_with_steps()
+        images = [self.canvas.decode(z[None], job) for z in np.concatenate(latents)]
+        self.parts.done_with("vae_decoder")
+        remarks += self.canvas.remarks
+        settings = [self._settings(job, request.seed, request.first + i) for i in range(request.n)]
+        return Generated(images, settings, watch.seconds, time.perf_counter() - started, remarks)
+
+    def _checked(self, request: Request) -> Job:
+        """Components have the weights that are asked for."""
         self.canvas.remarks = []
         if request.init is not None:
             self.check_paints()
@@ -271,23 +326,35 @@ class DiffusionApp:
         job = check(request, self.geometry)
         self.adapters.apply()
         self.unet.check(job.fast)
-        conditions, remarks = self.words.conditions(job)
-        remarks += self.unknown_remarks(job.prompt) + self._size_remarks(job) + self.adapters.remarks
-        indices = list(range(request.first, request.first + request.n))
-        groups = [indices[i : i + request.batch] for i in range(0, request.n, request.batch)]
-        plan = self.loop.plan(job)
-        watch = Watch(callback, len(groups) * (len(plan.timesteps) - job.first_step * plan.order))
-        latents = []
-        for group in groups:
-            sources = [noise.source(request.seed, i, job.torch_noise) for i in group]
-            latents.append(self.loop.denoise(job, conditions, sources, watch))
+        return job
+
+    def _groups(self, request: Request, job: Job) -> list[list[noise.Noise]]:
+        """Where the noise of each picture comes from, by batch."""
+        sources = [noise.source(request.seed, request.first + i, job.torch_noise) for i in range(request.n)]
+        return [sources[i : i + request.batch] for i in range(0, request.n, request.batch)]
+
+    def _done_with_steps(self) -> None:
         for name in ("unet", *self.controls.names):
             self.parts.done_with(name)
-        images = [self.canvas.decode(z[None], job) for z in np.concatenate(latents)]
+
+    def _estimated(self, request: Request) -> Estimate:
+        clock = Clock()
+        job = self._checked(request)
+        conditions, _ = self.words.conditions(job)
+        text_seconds = clock.lap()
+        steps = estimated_steps(job, conditions, self._groups(request, job), self.loop, self.unet)
+        self._done_with_steps()
+        clock.lap()
+        blank = np.zeros((1, *self.geometry.latent(*job.padded)), np.float32)
+        decodings = []
+        for _ in range(min(2, request.n)):  # the first one loads
+            self.canvas.decode(blank, job)
+            decodings.append(clock.lap())
         self.parts.done_with("vae_decoder")
-        remarks += self.canvas.remarks
-        settings = [self._settings(job, request.seed, i) for i in indices]
-        return Generated(images, settings, watch.seconds, time.perf_counter() - started, remarks)
+        decode_seconds = decodings[0] + (request.n - 1) * decodings[-1]
+        return dataclasses.replace(
+            steps, text_seconds=text_seconds, decode_seconds=decode_seconds, memory=peak_memory()
+        )
 
     def explain(self, fast: Fast, steps: int, guidance: float | None = None) -> list[str]:
         """What is computed once, reused or left out, a line each."""
@@ -317,6 +384,7 @@ class DiffusionApp:
             "sigmas": job.sigmas,
             "eta": job.eta,
             "guidance_rescale": job.guidance_rescale,
+            "clip_skip": job.clip_skip,
             "strength": job.strength if job.init is not None else None,
             "mask": job.mask is not None,
             "fast": None if job.fast.exact else dataclasses.asdict(job.fast),

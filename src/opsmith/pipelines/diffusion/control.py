@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from opsmith import store
 from opsmith.errors import OpsmithError
 from opsmith.pipelines.diffusion.parts import CONTROL, Parts
 from opsmith.pipelines.diffusion.request import Job
@@ -21,12 +22,35 @@ from opsmith.pipelines.diffusion.request import Job
 Array = np.ndarray[Any, Any]
 Residuals = dict[str, Array]
 
+_SAME = ("block_out_channels", "layers_per_block", "cross_attention_dim")
+
 
 class Controls:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.names = [name for name in parts.paths if name.startswith(CONTROL)]
+        self._check_base()
         self._pooled = [bool(parts.config(name).get("global_pool_conditions")) for name in self.names]
+
+    def _check_base(self) -> None:
+        """A ControlNet is a copy of its UNet's first half, so the sizes of both are the same."""
+        unet = self._parts.config("unet")
+        for name in self.names:
+            net = self._parts.config(name)
+            for key in _SAME:
+                if key in unet and key in net and unet[key] != net[key]:
+                    raise OpsmithError(
+                        f"the {name} does not fit: its {key} is {net[key]}, the UNet's {unet[key]}",
+                        "it was made for another model",
+                    )
+            if not self._takes_residuals():
+                raise OpsmithError(
+                    f"the UNet takes no {name}: it was exported without one", "export the pipeline with its ControlNets"
+                )
+
+    def _takes_residuals(self) -> bool:
+        inputs = store.read_proto(self._parts.paths["unet"]).graph.input
+        return any(i.name.startswith("down_block_residual") for i in inputs)
 
     def check(self, count: int) -> None:
         """COUNT pictures were given."""

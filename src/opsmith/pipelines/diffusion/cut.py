@@ -68,7 +68,7 @@ class Cut:
         return any(piece.name == "text" or piece.is_shared for piece in self.pieces)
 
 
-class _Graph:
+class Graph:
     """Who makes and who reads each value."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
@@ -125,7 +125,7 @@ def _read(node: onnx.NodeProto) -> Iterator[str]:
 
 def plan(proto: onnx.ModelProto, skip: int = 0) -> Cut:
     """Where to cut PROTO (its weights are not looked at). SKIP connections further in than the outermost one count as its border."""
-    graph = _Graph(proto)
+    graph = Graph(proto)
     needs = graph.needs()
     hidden = _hidden(graph, needs, skip)
     homes = [_home(kind, stage) for kind, stage in zip(_kinds(graph, needs), _stages(graph, hidden))]
@@ -144,7 +144,7 @@ def _home(kind: str, stage: str) -> str:
     return f"{stage}_shared" if kind == "shared" else stage
 
 
-def _pieces(graph: _Graph, homes: Sequence[str], members: Mapping[str, set[int]]) -> list[Piece]:
+def _pieces(graph: Graph, homes: Sequence[str], members: Mapping[str, set[int]]) -> list[Piece]:
     """The pieces that have nodes, with what comes in and goes out."""
     whole = {name: _with_what_is_anywhere(graph, homes, members[name]) for name in NAMES if name in members}
     read_by = {name: {v for i in nodes for v in graph.reads[i]} for name, nodes in whole.items()}
@@ -158,7 +158,7 @@ def _pieces(graph: _Graph, homes: Sequence[str], members: Mapping[str, set[int]]
     return pieces
 
 
-def _hidden(graph: _Graph, needs: Sequence[frozenset[str]], skip: int) -> str | None:
+def _hidden(graph: Graph, needs: Sequence[frozenset[str]], skip: int) -> str | None:
     """The value that comes from within the outermost skip connection, or one that is SKIP further in."""
     ancestors = graph.ancestors()
     found = []
@@ -175,7 +175,7 @@ def _hidden(graph: _Graph, needs: Sequence[frozenset[str]], skip: int) -> str | 
     return found[-1 - skip] if skip < len(found) else None
 
 
-def _kinds(graph: _Graph, needs: Sequence[frozenset[str]]) -> list[str]:
+def _kinds(graph: Graph, needs: Sequence[frozenset[str]]) -> list[str]:
     """text, time, shared, own (to each half of guidance), or anywhere."""
     once, both = set(ONCE) & set(graph.inputs), {SAMPLE, TIMESTEP}
     kinds = []
@@ -201,7 +201,7 @@ def _is_expensive(node: onnx.NodeProto) -> bool:
     return node.op_type in _EXPENSIVE or node.domain not in ("", "ai.onnx")
 
 
-def _stages(graph: _Graph, hidden: str | None) -> list[str]:
+def _stages(graph: Graph, hidden: str | None) -> list[str]:
     """first, deep or last, as if every node were in one of them. Without a skip connection all are first."""
     if hidden is None:
         return ["first"] * len(graph.nodes)
@@ -224,7 +224,7 @@ def _stages(graph: _Graph, hidden: str | None) -> list[str]:
     return stages
 
 
-def _with_what_is_anywhere(graph: _Graph, homes: Sequence[str], nodes: set[int]) -> set[int]:
+def _with_what_is_anywhere(graph: Graph, homes: Sequence[str], nodes: set[int]) -> set[int]:
     """NODES and the constants and shape arithmetic that they need."""
     found, waiting = set(nodes), list(nodes)
     while waiting:
@@ -236,7 +236,7 @@ def _with_what_is_anywhere(graph: _Graph, homes: Sequence[str], nodes: set[int])
     return found
 
 
-def _check_order(graph: _Graph, pieces: Sequence[Piece]) -> None:
+def _check_order(graph: Graph, pieces: Sequence[Piece]) -> None:
     there = set(graph.inputs)
     for piece in pieces:
         if late := [name for name in piece.inputs if name not in there]:

@@ -90,13 +90,14 @@ class Loop:
     def denoise(self, job: Job, conditions: Conditions, sources: list[Noise], watch: Watch) -> Array:
         """Latents [B,4,h,w] from noise, or from the picture with noise; one picture per source."""
         batch = self.start(job, sources)
-        unet = self._unet.steps(conditions.repeated(len(sources)), len(sources))  # told [B,...] or [2B,...]
+        told = conditions.repeated(len(sources))  # [B,...] or [2B,...]
+        unet = self._unet.steps(told, len(sources), stride=job.fast.merge)
         first, last = job.first_step * batch.plans[0].order, len(batch.plans[0].timesteps)
-        for i in range(first, last):
+        for i, kind in zip(range(first, last), job.fast.kinds(last - first)):
             began = time.perf_counter()
-            if i - first == job.fast.guided_steps(last - first):
+            if not kind.guided:
                 unet = unet.unguided()
-            output = self.predict(job, batch, i, unet, fresh=job.fast.is_fresh(i - first))
+            output = self.predict(job, batch, i, unet, fresh=kind.fresh)
             batch.latents = [
                 plan.step(i, o, z, cast(np.random.Generator, source)).astype(np.float32)
                 for plan, o, z, source in zip(batch.plans, output, batch.latents, sources)

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 
 from opsmith import session, store
 from opsmith.errors import OpsmithError
+from opsmith.pipelines.diffusion import merge
 from opsmith.pipelines.diffusion.cut import Piece, extract
 from opsmith.pipelines.text import choose_variant, read_config
 
@@ -126,13 +128,13 @@ class Parts:
             self.sessions[name] = session.load(self._overrides.get(name, self.paths[name]), threads=self.threads)
         return self.sessions[name]
 
-    def piece(self, name: str, piece: Piece) -> ort.InferenceSession:
-        """Of component NAME only PIECE, loaded when it is first needed."""
-        key = f"{name}/{piece.name}"
+    def piece(self, name: str, piece: Piece, stride: int = 1) -> ort.InferenceSession:
+        """Of component NAME, with STRIDE tokens merged, only PIECE; loaded when it is first needed."""
+        key = f"{name}/{piece.name}" + (f"/{stride}" if stride > 1 else "")
         if key not in self.sessions and key in self.piece_paths:
             self.sessions[key] = session.load(self.piece_paths[key], threads=self.threads)
         elif key not in self.sessions:
-            edit = functools.partial(extract, piece=piece)
+            edit = functools.partial(_edited, piece=piece, stride=stride)
             self.sessions[key] = session.load(
                 self._overrides.get(name, self.paths[name]), threads=self.threads, edit=edit
             )
@@ -164,9 +166,9 @@ class Parts:
         """The OUTPUTS of component NAME."""
         return [np.asarray(a) for a in self._compute(name, self.session(name), feeds, outputs)]
 
-    def run_piece(self, name: str, piece: Piece, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """All that PIECE of component NAME gives."""
-        made = self._compute(name, self.piece(name, piece), feeds, piece.outputs)
+    def run_piece(self, name: str, stride: int, piece: Piece, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """All that PIECE of component NAME gives; STRIDE as for `piece`."""
+        made = self._compute(name, self.piece(name, piece, stride), feeds, piece.outputs)
         return dict(zip(piece.outputs, made))
 
     def _compute(
@@ -186,6 +188,12 @@ class Parts:
     def done_with(self, name: str) -> None:
         if self.low_memory:
             self.release(name)
+
+
+def _edited(proto: onnx.ModelProto, piece: Piece, stride: int) -> None:
+    if stride > 1:
+        merge.put(proto, stride)
+    extract(proto, piece)
 
 
 _DTYPES = {

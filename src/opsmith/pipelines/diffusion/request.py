@@ -46,6 +46,7 @@ class Request:
     prompt_embeds: Array | None = None  # [S,X] or [1,S,X]
     negative_prompt_embeds: Array | None = None
     plain_prompt: bool = False  # no syntax, one chunk
+    clip_skip: int = 0  # layers of the text encoder that are left out, from its end
     first: int = 0  # the number of the first picture
 
 
@@ -74,6 +75,7 @@ class Job:
     guess: bool = False  # ControlNets steer what the prompt leaves open
     embeds: Array | None = None  # [1|2,S,X], the negative one first
     plain_prompt: bool = False
+    clip_skip: int = 0
 
     @property
     def first_step(self) -> int:
@@ -122,6 +124,7 @@ def check(request: Request, geometry: Geometry) -> Job:
         guided=guided,
         embeds=_embeds(request, guided),
         plain_prompt=request.plain_prompt,
+        clip_skip=request.clip_skip,
     )
 
 

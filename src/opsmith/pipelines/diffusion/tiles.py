@@ -14,14 +14,16 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-def decoded(latent: Array, decode: Callable[[Array], Array], factor: int, side: int) -> Array:
-    """[3,H,W] of LATENT [1,C,h,w], from tiles of at most SIDE latents, half of which overlap with the next; FACTOR pixels per latent."""
+def decoded(latent: Array, decode: Callable[[Array], Array], factor: int, side: int | tuple[int, int]) -> Array:
+    """[3,H,W] of LATENT [1,C,h,w], from tiles of at most SIDE latents (or height and width of a tile), half of which overlap with the
+    next; FACTOR pixels per latent."""
+    rows, columns = side if isinstance(side, tuple) else (side, side)
     height, width = latent.shape[2:]
     total: Array | None = None
     weight = np.zeros((factor * height, factor * width), np.float32)
-    for top in _starts(height, side):
-        for left in _starts(width, side):
-            tile = decode(latent[:, :, top : top + side, left : left + side]).astype(np.float32)  # [3,H',W']
+    for top in _starts(height, rows):
+        for left in _starts(width, columns):
+            tile = decode(latent[:, :, top : top + rows, left : left + columns]).astype(np.float32)  # [3,H',W']
             if total is None:
                 total = np.zeros((len(tile), *weight.shape), np.float32)
             tall, wide = tile.shape[1:]

@@ -16,7 +16,7 @@ import numpy as np
 
 from opsmith import store
 from opsmith.errors import OpsmithError
-from opsmith.pipelines.diffusion import cut, split
+from opsmith.pipelines.diffusion import cut, merge, split
 from opsmith.pipelines.diffusion.fast import Fast
 from opsmith.pipelines.diffusion.geometry import Geometry
 from opsmith.pipelines.diffusion.parts import Parts
@@ -54,17 +54,27 @@ class Unet:
         if savings not in SAVINGS:
             raise OpsmithError(f"savings {savings!r} are unknown", ", ".join(SAVINGS))
         self._parts, self._geometry, self._savings = parts, geometry, savings
+        self._merged: dict[int, Pieces] = {}  # by how many tokens are one
 
     def steps(
-        self, once: Mapping[str, Array], pictures: int, times: dict[tuple[float, int], Values] | None = None
+        self,
+        once: Mapping[str, Array],
+        pictures: int,
+        times: dict[tuple[float, int], Values] | None = None,
+        stride: int = 1,
     ) -> Steps | WholeSteps:
-        """For PICTURES that are made together. TIMES keeps what depends on the timestep alone, for further ones of the same size."""
+        """For PICTURES that are made together. TIMES keeps what depends on the timestep alone, for further ones of the same size.
+        STRIDE: self-attention sees every such token (merge.py)."""
+        if stride > 1:
+            return Steps(self._merged[stride], once, pictures, {} if times is None else times)
         if self.pieces is None or self._parts.has_old_pieces("unet"):
             return WholeSteps(self._parts, once, pictures)
         return Steps(self.pieces, once, pictures, {} if times is None else times)
 
     def check(self, fast: Fast) -> None:
-        """Whether the deep features are there to be reused."""
+        """Whether the deep features are there to be reused, and the attention to be thinned out."""
+        if fast.merge > 1:
+            self._merge(fast.merge)
         if fast.reuse > 1 and self.pieces is not None and self._parts.has_old_pieces("unet"):
             raise OpsmithError("deep features of the UNet cannot be reused: its pieces were compiled without the LoRA")
         if fast.reuse > 1 and (self.pieces is None or self.pieces.cut.hidden is None):
@@ -72,6 +82,22 @@ class Unet:
             raise OpsmithError(
                 f"deep features of the UNet cannot be reused: {why}", "choose another variant, or reuse 1"
             )
+
+    def _merge(self, stride: int) -> None:
+        """Make the pieces that see every STRIDE-th token."""
+        if stride in self._merged:
+            return
+        why = self.why_whole or ("its pieces are compiled" if self._parts.piece_paths else "")
+        proto = None if why else store.read_proto(self._parts.paths["unet"])
+        if proto is not None and not merge.put(proto, stride):
+            why = "no self-attention was found in it"
+        if why or proto is None:
+            raise OpsmithError(f"tokens of the UNet cannot be merged: {why}", "choose another variant, or merge 1")
+        self._merged[stride] = self._in_pieces(cut.plan(proto), stride)
+
+    def _in_pieces(self, planned: cut.Cut, stride: int = 1) -> Pieces:
+        smallest = self._geometry.unet_channels, self._geometry.halved
+        return Pieces(planned, functools.partial(self._parts.run_piece, "unet", stride), smallest)
 
     @property
     def cut_or_why(self) -> cut.Cut | str:
@@ -86,8 +112,7 @@ class Unet:
                 raise OpsmithError(f"the UNet cannot be run in pieces: {self.why_whole}", "leave savings at auto")
             return None
         assert isinstance(self._cut, cut.Cut)
-        smallest = self._geometry.unet_channels, self._geometry.halved
-        return Pieces(self._cut, functools.partial(self._parts.run_piece, "unet"), smallest)
+        return self._in_pieces(self._cut)
 
     @property
     def why_whole(self) -> str:

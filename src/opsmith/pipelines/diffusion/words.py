@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from opsmith import store
 from opsmith.errors import OpsmithError
 from opsmith.pipelines.clip_tokenizer import ClipTokenizer
 from opsmith.pipelines.diffusion import reading
@@ -17,6 +18,9 @@ from opsmith.pipelines.diffusion.request import Job
 from opsmith.pipelines.text import read_config
 
 Array = np.ndarray[Any, Any]
+
+_LAST = "last_hidden_state"
+_FINAL_NORM = ("final_layer_norm.weight", "final_layer_norm.bias")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +76,8 @@ class Words:
         if job.embeds is not None:
             made = Conditions({"encoder_hidden_states": job.embeds})
         else:
-            made = self.encode(texts, job.padded, plain=job.plain_prompt)
+            skips = [0] * (len(texts) - 1) + [job.clip_skip]  # diffusers reads the negative prompt whole
+            made = self.encode(texts, job.padded, plain=job.plain_prompt, skips=skips)
         if job.embeds is None and job.guided and not job.negative and self._zeros:
             for name in ("encoder_hidden_states", "text_embeds"):
                 made.feeds[name][0] = 0
@@ -82,25 +87,66 @@ class Words:
             self._parts.done_with(name)
         return made, remarks
 
-    def encode(self, texts: Sequence[str], size: tuple[int, int], *, plain: bool = True) -> Conditions:
-        """A row per text; SIZE is height and width of the picture. Not PLAIN: with weights, in as many chunks as it takes."""
-        outputs = [self._states(i, texts, plain) for i in range(len(self._encoders))]
+    def encode(
+        self, texts: Sequence[str], size: tuple[int, int], *, plain: bool = True, skips: Sequence[int] = ()
+    ) -> Conditions:
+        """A row per text; SIZE is height and width of the picture. Not PLAIN: with weights, in as many chunks as it takes.
+        SKIPS: how many of the last layers each text leaves out."""
+        left_out = skips or [0] * len(texts)
+        outputs = [self._states(i, texts, plain, left_out) for i in range(len(self._encoders))]
         feeds = {"encoder_hidden_states": np.concatenate([states for states, _ in outputs], axis=-1)}
         if self.pooled:
             feeds |= {"text_embeds": outputs[-1][1], "time_ids": self._time_ids(size, len(texts))}
         return Conditions({name: rows.astype(np.float32) for name, rows in feeds.items()})
 
-    def _states(self, encoder: int, texts: Sequence[str], plain: bool) -> tuple[Array, Array]:
-        """States [B,S,X] and the pooled prompt [B,P] of one encoder; XL reads the layer before the last."""
+    def _states(self, encoder: int, texts: Sequence[str], plain: bool, skips: Sequence[int]) -> tuple[Array, Array]:
+        """States [B,S,X] and the pooled prompt [B,P] of one encoder."""
         name, tokenizer = self._encoders[encoder], self._tokenizers[encoder]
         chunks, rows, weights = reading.rows(texts, tokenizer, self.length, plain=plain)
-        outputs = ["last_hidden_state", "pooler_output"]
+        layers = [self._layer(name, skip) for skip in skips]
+        pooled = "text_embeds" if self.pooled and name == "text_encoder_2" else "pooler_output"
+        outputs = list(dict.fromkeys([*layers, pooled]))
+        self._check_layers(name, outputs)
+        made = dict(zip(outputs, self._parts.run_for(name, {"input_ids": rows}, outputs)))
+        whole = {k: v.reshape(len(texts), -1, v.shape[-1]) for k, v in made.items() if k != pooled}  # chunks one by one
+        normed = {k: self._normed(name, v) if k != _LAST and not self.pooled else v for k, v in whole.items()}
+        joined = np.stack([normed[layer][i] for i, layer in enumerate(layers)])
+        return reading.weighted(joined, weights), made[pooled][::chunks]
+
+    def _layer(self, name: str, skip: int) -> str:
+        """The output that holds the states SKIP layers before the end; XL reads the layer before the last."""
+        layers = int(self._parts.config(name).get("num_hidden_layers") or 0)
+        if skip < 0 or (skip and skip >= layers):
+            raise OpsmithError(f"a clip skip of {skip} is not possible", f"the {name} has {layers} layers")
         if self.pooled:
-            layers = int(self._parts.config(name)["num_hidden_layers"])
-            outputs = [f"hidden_states.{layers - 1}", "text_embeds" if name == "text_encoder_2" else "pooler_output"]
-        states, pooled = self._parts.run_for(name, {"input_ids": rows}, outputs)
-        joined = states.reshape(len(texts), -1, states.shape[-1])  # chunks of a text one behind the other
-        return reading.weighted(joined, weights), pooled[::chunks]
+            return f"hidden_states.{layers - 1 - skip}"
+        return f"hidden_states.{layers - skip}" if skip else _LAST
+
+    def _check_layers(self, name: str, outputs: Sequence[str]) -> None:
+        there = {o.name for o in self._parts.session(name).get_outputs()}
+        if missing := [output for output in outputs if output not in there]:
+            raise OpsmithError(
+                f"the {name} does not give {missing[0]}", "export the pipeline again, or leave clip skip"
+            )
+
+    def _normed(self, name: str, states: Array) -> Array:
+        """What the encoder does behind its last layer, for the states of an earlier one."""
+        scale, shift = self._final_norm(name)
+        states = states.astype(np.float32)
+        centred = states - states.mean(-1, keepdims=True)
+        epsilon = float(self._parts.config(name).get("layer_norm_eps") or 1e-5)
+        spread = np.sqrt((centred**2).mean(-1, keepdims=True) + np.float32(epsilon))
+        return np.asarray(centred / spread * scale + shift, np.float32)
+
+    def _final_norm(self, name: str) -> list[Array]:
+        weights = store.open_model(self._parts.named(name)).graph.initializers
+        found = []
+        for end in _FINAL_NORM:
+            tensors = [v.const_value for k, v in weights.items() if k.endswith(end) and v.const_value is not None]
+            if len(tensors) != 1:
+                raise OpsmithError(f"the {name} has lost the name of its {end}", "export the pipeline again")
+            found.append(np.asarray(tensors[0].numpy(), np.float32))
+        return found
 
     def _time_ids(self, size: tuple[int, int], count: int) -> Array:
         """XL was told the size of each training picture, its crop and its size afterwards: [B,6]; the refiner a score: [B,5]."""
