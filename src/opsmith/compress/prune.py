@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from opsmith import progress, session, store
 from opsmith.compress import importance, quality
-from opsmith.compress.layers import Layer, find_layers, tidy
+from opsmith.compress.layers import Layer, expose_weights, find_layers, tidy
 from opsmith.compress.own_outputs import write_test_data
 from opsmith.compress.prune_heads import find_heads
 from opsmith.compress.prune_magnitude import zero_smallest
@@ -107,6 +107,7 @@ def prune(
         if store.libraries(source):
             raise OpsmithError(f"{source} is compiled; its weights are packed", "prune the variant it was made from")
         model = store.open_model(source)
+        expose_weights(model)
         feeds = quality.calibration_feeds(source, model, calibration, samples)
         apart = len(feeds) >= 4
         fit, judge = (feeds[: -(len(feeds) // 4)], feeds[-(len(feeds) // 4) :]) if apart else (feeds, feeds)
@@ -195,6 +196,7 @@ def _structure(source: Path, method: str) -> tuple[ir.Model, list[Group], list[s
     from opsmith.rewriter import PRUNER_RULES, rewrite_model
 
     model = store.open_model(source)
+    expose_weights(model)
     rewrite_model(model, level=2, only=PRUNER_RULES)
     layers: dict[ir.Node, Layer] = {layer.node: layer for layer in find_layers(model)}
     groups: list[Group] = []
