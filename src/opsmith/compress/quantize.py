@@ -472,4 +472,7 @@ def _run(path: Path, feeds: Sequence[Feed], names: Sequence[str], threads: int |
     try:
         return quality.answers(path, feeds, names, threads)
     except OpsmithError as error:
-        raise OpsmithError(f"the quantized model does not run, nothing was written: {error.message}") from error
+        message = f"the quantized model does not run, nothing was written: {error.message}"
+        raise OpsmithError(
+            message, "leave that node out with --exclude, or take --method weight-only or fp16"
+        ) from error
