@@ -7,7 +7,6 @@ import onnx_ir as ir
 
 from opsmith.compress.layers import FLOATS, constant, find_layers, stored
 
-
 # operator -> its inputs that hold weights, besides the products of find_layers
 _WEIGHTS = {"Conv": (1,), "ConvTranspose": (1,), "LSTM": (1, 2), "GRU": (1, 2), "RNN": (1, 2)}
 
