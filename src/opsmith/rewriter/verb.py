@@ -181,7 +181,8 @@ def summarize(path: Path) -> Summary:
     )
     counted.pop("Constant", None)
     try:
-        work: int | None = counting.flops(path, run=False).total
+        cost = counting.flops(path, run=False)
+        work = cost.total if cost.total or not cost.unknown else None
     except OpsmithError:
         work = None
     return Summary(dict(counted), session.size_on_disk(path), work)
