@@ -88,7 +88,8 @@ def flops(model: store.ModelLike, dims: Fixed | None = None, *, run: bool = True
     shapes = {name: shape for name, (shape, _) in values.items()}
     if run and any(is_known(node) and node_flops(node, shapes) is None for node in flat.graph.node):
         try:
-            found, used = _measured(model, opened, numbers, free=not dims)
+            # other sizes are searched for without a limit of time, which a loop may not end within
+            found, used = _measured(model, opened, numbers, free=not dims and not _loops(opened))
             if used != numbers:
                 numbers, values = used, _inferred(flat, wanted, used)
             values |= found
