@@ -182,7 +182,8 @@ def summarize(path: Path) -> Summary:
     counted.pop("Constant", None)
     try:
         cost = counting.flops(path, run=False)
-        work = cost.total if cost.total or not cost.unknown else None
+        bodies = any(node.op in ("If", "Loop", "Scan") for node in cost.unknown)  # most of the work may be there
+        work = None if bodies or (cost.unknown and not cost.total) else cost.total
     except OpsmithError:
         work = None
     return Summary(dict(counted), session.size_on_disk(path), work)
