@@ -47,6 +47,12 @@ def test_an_unknown_key_names_the_nearest_known_one(config: Path, monkeypatch: p
         settings.get()
 
 
+def test_variables_that_compiled_libraries_read_are_known(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPSMITH_CPU", "OPSMITH_PROFILE", "OPSMITH_PROFILE_FILE", "OPSMITH_STUDIO_PASSWORD"):
+        monkeypatch.setenv(name, "1")
+    assert settings.get().sources == {}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

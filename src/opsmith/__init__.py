@@ -1,6 +1,6 @@
 """Opsmith forges ONNX models into native code.
 
-Every verb of the command line is a function here, under the same name. Verbs are imported when they are
+Verbs of the command line that read and write models are functions here, under the same name. They are imported when they are
 first used, so that `import opsmith` stays cheap and never pulls in torch.
 """
 

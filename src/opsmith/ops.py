@@ -369,6 +369,7 @@ row("opsmith::QuickGelu", f.quick_gelu, arity=1, kinds="f", cost=20)
 row("opsmith::Silu", f.silu, arity=1, kinds="f", cost=20)
 row("com.microsoft::QuickGelu", _quick_gelu, arity=1, node=True, kinds="f", cost=20)
 row("com.microsoft::Gelu", f.gelu, arity=1, kinds="f", cost=20)
+row("com.microsoft::BiasGelu", lambda x, bias: f.gelu(x + bias), arity=2, kinds="f", cost=21)
 row("com.microsoft::FastGelu", lambda *x: f.gelu_tanh(_fold(operator.add)(*x)), arity=None, kinds="f", cost=24)
 
 # --- conversions ---

@@ -4,6 +4,7 @@
 cache = "/big/disk/opsmith"    # OPSMITH_CACHE     compiled kernels, machine figures
 threads = 4                    # OPSMITH_THREADS   of ONNX Runtime and of the compiled code
 search = 1                     # OPSMITH_SEARCH    how long the compiler looks for faster kernels: 0, 1, 2
+precision = "bf16"             # OPSMITH_PRECISION of compiled products: fp32, bf16, int8, auto
 compiler = "clang++"           # OPSMITH_COMPILER  instead of the first of g++, clang++, zig
 """
 
@@ -83,7 +84,7 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "compiler": _compiler,
 }
 # Environment variables that are not settings: where the file is, and what compiled libraries look at.
-_OTHER_VARIABLES = {"OPSMITH_CONFIG", "OPSMITH_PROFILE", "OPSMITH_PROFILE_FILE"}
+_OTHER_VARIABLES = {"OPSMITH_CONFIG", "OPSMITH_CPU", "OPSMITH_PROFILE", "OPSMITH_PROFILE_FILE"}
 _OTHER_PREFIXES = ("OPSMITH_STUDIO_", "OPSMITH_TEST_")
 
 

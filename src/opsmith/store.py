@@ -275,13 +275,14 @@ def from_proto(proto: onnx.ModelProto) -> ir.Model:
     """onnx-ir knows no maps: values of such types come without one, and `write_model` gives them back."""
     kept = {name: kind.SerializeToString() for name, kind in _map_types(proto).items()}
     if not kept:
-        return ir.from_proto(proto)
+        whole: ir.Model = ir.from_proto(proto)
+        return whole
     plain = onnx.ModelProto()
     plain.CopyFrom(proto)
     for value in (*plain.graph.input, *plain.graph.output, *plain.graph.value_info):
         if value.name in kept:
             value.ClearField("type")
-    model = ir.from_proto(plain)
+    model: ir.Model = ir.from_proto(plain)
     for found in (*model.graph.inputs, *model.graph.outputs):
         if found.name in kept:
             found.meta[_TYPE] = kept[found.name]

@@ -37,8 +37,13 @@ def test_version_and_help(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(capfd, "--version") == (0, f"opsmith {__version__}\n", "")
     code, out, _ = run(capfd, "--help")
     assert code == 0
-    for word in ("Road", "inspect", "verify", "Machine", "doctor"):
+    for word in ("Road", "inspect", "verify", "Machine", "doctor", "opsmith compile model.onnx fast.onnx"):
         assert word in out
+
+
+def test_the_help_of_a_group_shows_an_example_of_each_of_its_commands(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, "score", "--help")
+    assert code == 0 and "opsmith score text models" in out and "opsmith score pictures dynamo" in out
 
 
 @pytest.mark.parametrize(
@@ -123,13 +128,26 @@ def test_every_command_describes_its_options_and_shows_two_examples_that_parse(n
         command.make_context("opsmith", words[1 + len(name.split()) :])
 
 
-def test_no_help_shows_a_type_of_python_behind_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_help_shows_a_type_of_python(capsys: pytest.CaptureFixture[str]) -> None:
     for name in commands():
         with pytest.raises(SystemExit):
             main([*name.split(), "--help"])
     shown = capsys.readouterr().out
     assert shown.count("--quiet") >= len(commands())
-    assert re.findall(r"^\W*--.*<(?:bool|str|int|float|path|list).*", shown, re.MULTILINE) == []
+    assert re.findall(r"<(?:bool|str|int|float|path|list)\b.*", shown) == []
+
+
+def test_an_option_that_may_be_given_several_times_says_so_in_one_word() -> None:
+    for name, command in commands().items():
+        for param in command.params:
+            if param.param_type_name == "option":
+                assert param.multiple == ("repeatable" in param.help), f"{name}: {param.opts[0]}"
+
+
+def test_what_a_command_writes_to_is_called_out_everywhere() -> None:
+    for name, command in commands().items():
+        options = {option for param in command.params for option in param.opts}
+        assert not options & {"-o", "--out", "--output"} or {"-o", "--out"} <= options, name
 
 
 def test_help_imports_nothing_that_is_slow() -> None:

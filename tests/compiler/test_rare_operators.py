@@ -94,10 +94,11 @@ def test_rare_operators_compute_what_ort_computes(tmp_path: Path) -> None:
 
 
 def test_gelus_of_onnxruntime_compute_what_ort_computes(tmp_path: Path) -> None:
-    head = (
-        '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]> g (float[n, 37] x, float[37] b, float[37, 5] w)'
-    )
+    inputs = "float[n, 37] x, float[37] b, float[37, 5] w, float[5] c"
+    head = f'<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]> g ({inputs})'
     bodies = [
+        "y = com.microsoft.BiasGelu(x, b)",
+        "h = MatMul(x, w)  y = com.microsoft.BiasGelu(h, c)",
         "y = com.microsoft.FastGelu(x)",
         "y = com.microsoft.FastGelu(x, b)",
         "h = MatMul(x, w)  y = com.microsoft.FastGelu(h)",
@@ -107,7 +108,7 @@ def test_gelus_of_onnxruntime_compute_what_ort_computes(tmp_path: Path) -> None:
     texts = [f"{head} => (float[n, m] y) {{ {body} }}" for body in bodies]
     sources = [parser.parse_model(text).SerializeToString() for text in texts]
     library, built = compile_batch([(f"gelu{i}", m) for i, m in enumerate(sources)], tmp_path)
-    feed = {"x": floats(3, 37) * 4, "b": floats(37), "w": floats(37, 5)}
+    feed = {"x": floats(3, 37) * 4, "b": floats(37), "w": floats(37, 5), "c": floats(5)}
     for source, result in zip(sources, built):
         assert result.native, (result.error, result.left)
         stock = ort.InferenceSession(source, options(), providers=["CPUExecutionProvider"])

@@ -14,10 +14,10 @@ import onnx
 import onnx_ir as ir
 
 from opsmith.compiler import geometry
-from opsmith.compiler.forms import write_code
 from opsmith.compiler.convert import Blob
 from opsmith.compiler.cut import body_of, cut
 from opsmith.compiler.emit import Form
+from opsmith.compiler.forms import write_code
 from opsmith.compiler.lower import Target
 from opsmith.compiler.program import show
 from opsmith.compiler.source import load, prepare, rewrite
@@ -56,7 +56,9 @@ def stations() -> dict[str, str]:
     (region,) = pieces.regions
     body = body_of(region, source)
     rewrite(body)
-    sources, _ = write_code({"native": pieces}, [Form(pieces.programs, [Blob(0, p.weight_bytes) for p in pieces.programs])])
+    sources, _ = write_code(
+        {"native": pieces}, [Form(pieces.programs, [Blob(0, p.weight_bytes) for p in pieces.programs])]
+    )
     by_name = {s.name: s.text for s in sources}
     return {
         "model": MODEL,

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from small_models import mlp, save
 
 import opsmith
-from opsmith.cli import main
+from opsmith.cli import build_app, main
+from opsmith.measure import compare as module
 from opsmith.measure.compare import compare, graph_facts
 from opsmith.plain import to_json
 
@@ -40,6 +42,20 @@ def test_a_wrong_variant_gives_exit_code_1(tmp_path, capsys, monkeypatch):
     assert ended.value.code == 1
     text = capsys.readouterr().out
     assert "elements differ" in text and "original nodes" in text
+
+
+def test_all_parts_run_on_the_inputs_that_are_given(tmp_path, monkeypatch):
+    asked = {}
+    for name in ("verify", "bench"):
+        monkeypatch.setattr(module, name, lambda *models, name=name, **given: asked.update({name: given["inputs"]}))
+    monkeypatch.setattr(module.profiling, "profile", lambda models, **given: asked.update(profile=given["inputs"]))
+    a = save(mlp(16, 1), tmp_path / "net" / "a")
+    np.save(tmp_path / "x.npy", np.full((5, 16), 3, np.float32))
+    with pytest.raises(AttributeError):  # nothing was measured, so there is nothing to print
+        build_app()(["compare", str(a), str(a), "--input", f"x={tmp_path / 'x.npy'}"], standalone_mode=False)
+    assert set(asked) == {"verify", "bench", "profile"}
+    for given in asked.values():
+        assert given["x"].shape == (5, 16) and (given["x"] == 3).all()
 
 
 def test_a_missing_variant_is_one_clear_line(tmp_path, capsys):

@@ -55,6 +55,16 @@ def test_each_call_of_a_function_becomes_a_model_of_its_own(block, tmp_path):
     assert [shape_of(v) for v in store.open_model(second).graph.inputs] == [["batch", "seq", 16]]
 
 
+def test_what_was_cut_out_of_another_model_is_replaced_on_request(block, tmp_path):
+    distill(save(mlp(), tmp_path / "other" / "mlp"), tmp_path / "cut", function="MatMul", max=1)
+    with pytest.raises(OpsmithError, match="--overwrite"):
+        distill(block, tmp_path / "cut", function="MatMul", max=1)
+    with contextlib.suppress(SystemExit):
+        main(["distill", str(block), str(tmp_path / "cut"), "--function", "MatMul", "--max", "1", "--overwrite"])
+    made = store.find_model(tmp_path / "cut" / "MatMul_0" / "original")
+    assert "block" in store.read_record(made)["parent"]
+
+
 def test_the_tensors_are_those_that_flowed_in_the_whole_model(block, tmp_path):
     x = np.random.default_rng(3).standard_normal((2, 3, 16)).astype(np.float32)
     store.write_test_data(block, {"x": x}, {})

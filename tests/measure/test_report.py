@@ -76,6 +76,9 @@ def test_single_variant_and_wrong_use(tmp_path, capsys, monkeypatch):
         lines = capsys.readouterr().err.strip().splitlines()
         assert len(lines) == 1 and complaint in lines[0]
     with pytest.raises(SystemExit) as ended:
+        main(["report", str(folder), "-o", str(tmp_path / "page.html"), "--input", "nowhere=1"])
+    assert ended.value.code == 2 and "nowhere" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
         main(["report", str(tmp_path / "missing")])
     assert ended.value.code == 2
 

@@ -57,6 +57,15 @@ def test_a_second_checkpoint_shares_the_library(home: Path, tmp_path: Path) -> N
     assert not np.allclose(got, stock(home / "one.onnx"), atol=1e-3)
 
 
+def test_what_was_made_from_another_model_is_replaced_on_request(home: Path, tmp_path: Path) -> None:
+    kept = shutil.copy(home / "one.onnx", tmp_path / "again.onnx")
+    with pytest.raises(OpsmithError, match="was not made by opsmith.*--overwrite"):
+        opsmith.weights(home / "compiled", home / "two.onnx", kept, verify=False)
+    assert Path(kept).read_bytes() == (home / "one.onnx").read_bytes()
+    opsmith.weights(home / "compiled", home / "two.onnx", kept, verify=False, overwrite=True)
+    assert Path(kept).read_bytes() != (home / "one.onnx").read_bytes()
+
+
 def test_weights_in_files_of_their_own(home: Path, tmp_path: Path) -> None:
     two = tmp_path / "two.onnx"
     onnx.save(onnx.load(home / "two.onnx"), two, save_as_external_data=True, location="two.bin", size_threshold=0)

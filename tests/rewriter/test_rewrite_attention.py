@@ -204,3 +204,51 @@ def test_rotary_interleaved() -> None:
     swapped = pairs.replace("(u, w)", "(w, u)")
     ops, results, _ = rewrite(model(ROTARY, swapped + TURN, constants=numbers))
     assert "RotaryInterleaved" not in ops and "not [-odd, even]" in why_not(results, "rotary_interleaved")
+
+
+CUT = "x1 = Slice(x, i0, i4, last) x2 = Slice(x, i4, i8, last) "
+TURNED = "a = Mul(x1, cos) b = Mul(x2, sin) c = Mul(x1, sin) d = Mul(cos, x2) r = Sub(a, b) i = Add(c, d) "
+PARTS = "float[2,4,s,8] x, float[2,1,s,4] cos, float[2,1,s,4] sin => float[2,4,s,8] y"
+PAIRS = {"i0": np.array([0]), "i1": np.array([1]), "i2": np.array([2]), "end": np.array([2**31 - 1])}
+PAIRS["last"] = np.array([-1])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        CUT + TURNED,
+        CUT + TURNED.replace("Add(c, d)", "Add(d, c)").replace("Mul(x1, cos)", "Mul(cos, x1)"),
+        "x1, x2 = Split <axis = -1, num_outputs = 2> (x) " + TURNED.replace("Mul(x2, sin)", "Mul(sin, x2)"),
+    ],
+)
+def test_rotary_whose_halves_are_turned_apart(body: str) -> None:
+    body += "y = Concat <axis = -1> (r, i)"
+    assert rewrite(model(PARTS, body, constants=BOUNDS))[0] == {"Concat": 2, "Rotary": 1}
+
+
+def test_rotary_whose_pairs_are_turned_apart() -> None:
+    body = "x1 = Slice(x, i0, end, last, i2) x2 = Slice(x, i1, end, last, i2) " + TURNED
+    body += "u = Unsqueeze(r, last) v = Unsqueeze(i, last) w = Concat <axis = -1> (u, v) z = Shape(x) y = Reshape(w, z)"
+    ops, results, _ = rewrite(model(PARTS, body, constants=PAIRS))
+    assert fired(results, "rotary_parts") == 1 and ops["RotaryInterleaved"] == 1 and "Sub" not in ops
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (CUT + TURNED.replace("Add(c, d)", "Add(c, c)"), "x1 * sin + x2 * cos"),
+        (CUT + TURNED.replace("Sub(a, b)", "Sub(b, a)"), "that half"),
+        (CUT.replace("i4, i8", "i0, i4") + TURNED, "that half"),
+        (CUT + TURNED.replace("i = Add", "z = Neg(c) i = Add"), "also needed"),
+    ],
+)
+def test_rotary_parts_near_misses_stay(body: str, reason: str) -> None:
+    outputs = ", float[2,4,s,4] z" if " z = " in body else ""
+    ops, results, _ = rewrite(model(PARTS + outputs, body + "y = Concat <axis = -1> (r, i)", constants=BOUNDS))
+    assert "Rotary" not in ops and reason in why_not(results, "rotary_parts")
+
+
+def test_rotary_parts_of_tables_that_are_larger_than_x_stay() -> None:
+    signature = "float[1,4,3,8] x, float[2,1,3,4] cos, float[2,1,3,4] sin => float[2,4,3,8] y"
+    ops, _, _ = rewrite(model(signature, CUT + TURNED + "y = Concat <axis = -1> (r, i)", constants=BOUNDS))
+    assert "Rotary" not in ops

@@ -64,7 +64,7 @@ def _rotary(node: Node) -> list[Abstract]:
     return [Abstract(x.dtype, x.dims)]
 
 
-# --- the KV cache: new rows behind the cached ones (compiler/grow_cache.py) ---
+# --- the KV cache: new rows behind the cached ones (compiler/cache.py) ---
 
 
 def total_rows(node: Node, index: int) -> Size:

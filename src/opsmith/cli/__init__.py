@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from inspect import Parameter, signature
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -30,6 +30,11 @@ from opsmith.cli import console
 from opsmith.errors import OpsmithError
 
 _HELPERS = {"console", "options"}
+EXAMPLES = (
+    "opsmith demo",
+    "opsmith compile model.onnx fast.onnx",
+    "opsmith compile --help",
+)
 _COMMON: dict[str, Any] = {  # of every command
     "as_json": typer.Option("--json", help="Print the result as JSON (docs/json.md)."),
     "quiet": typer.Option("--quiet", "-q", help="Print only what a script needs."),
@@ -44,10 +49,13 @@ def _version(value: bool) -> None:
 
 
 def _without_types(params: list[Any]) -> list[Any]:
-    """A flag takes no value; some versions of typer write <bool> behind it."""
+    """A flag takes no value; some versions of typer write <bool> behind it. They also write <str> or <list[Path]> behind an
+    argument, whose description says what it is."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
+        elif param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: None
     return params
 
 
@@ -77,7 +85,7 @@ class _Group(typer.core.TyperGroup):
         return _without_types(super().get_params(ctx))
 
 
-def _examples(lines: Sequence[str]) -> str:
+def _examples(lines: Iterable[str]) -> str:
     return "\n\n".join(["[bold]Examples[/]", *map(console.escape, lines)])
 
 
@@ -86,6 +94,7 @@ def build_app() -> typer.Typer:
         name="opsmith",
         cls=_Group,
         help="Forge ONNX models into native code: export, optimize, compile, verify, bench, run.",
+        epilog=_examples(EXAMPLES),
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
@@ -112,7 +121,8 @@ def build_app() -> typer.Typer:
             for inner in module.app.registered_commands:
                 epilog = _examples(module.EXAMPLES[inner.name])
                 group.command(inner.name, cls=_Command, epilog=epilog)(_common(_interruptible(inner.callback)))
-            app.add_typer(group, name=name, cls=_Group, rich_help_panel=panel)
+            first = _examples(lines[0] for lines in module.EXAMPLES.values())
+            app.add_typer(group, name=name, cls=_Group, rich_help_panel=panel, epilog=first)
         else:
             register = app.command(name, cls=_Command, rich_help_panel=panel, epilog=_examples(module.EXAMPLES))
             register(_common(_interruptible(module.command)))

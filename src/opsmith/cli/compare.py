@@ -29,7 +29,7 @@ JSON = {
 }
 EXAMPLES = (
     "opsmith compare models/bert/dynamo models/bert/dynamo_compiled",
-    "opsmith compare a.onnx b.onnx --json",
+    "opsmith compare a.onnx b.onnx --shape sequence=128 --json",
 )
 
 
@@ -40,16 +40,27 @@ def command(
     threads: options.Threads = None,
     seconds: options.Seconds = 10.0,
     shape: options.Shape = None,
+    given: options.Inputs = None,
     seed: options.Seed = 0,
     rtol: options.Rtol = None,
     atol: options.Atol = None,
 ) -> None:
     """What changed from A to B: operators, outputs, speed, and where the time went; exit code 1 if outputs differ."""
     from opsmith.check import inputs
+    from opsmith.check.feed import parse_given
     from opsmith.measure.compare import compare
 
-    fixed = inputs.parse_fixed(shape or [])
-    result = compare(a, b, threads=threads, seconds=seconds, shapes=fixed, seed=seed, rtol=rtol, atol=atol)
+    result = compare(
+        a,
+        b,
+        threads=threads,
+        seconds=seconds,
+        shapes=inputs.parse_fixed(shape or []),
+        inputs=parse_given(given or []),
+        seed=seed,
+        rtol=rtol,
+        atol=atol,
+    )
     console.answer(result, lambda: _print(result, nodes))
     if not (result.verified.ok and result.bench.verified):
         raise typer.Exit(1)

@@ -46,7 +46,11 @@ def command(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A variant folder or .onnx file.")],
     dest: Annotated[
         str | None,
-        typer.Argument(metavar="DEST", help="The variant folder (or .onnx file) to write.", show_default=False),
+        typer.Argument(
+            metavar="DEST",
+            help="The variant folder (or .onnx file) to write; by default SRC's name with _compiled, beside it.",
+            show_default=False,
+        ),
     ] = None,
     regions: Annotated[
         str,
@@ -67,7 +71,11 @@ def command(
     ] = None,
     max_error: Annotated[
         float | None,
-        typer.Option("--max-error", help="With --precision auto: of each output's scale.", show_default="0.02"),
+        typer.Option(
+            "--max-error",
+            help="With --precision auto: largest error, as a share of each output's scale.",
+            show_default="0.02",
+        ),
     ] = None,
     cache: Annotated[
         str, typer.Option("--cache", help="How a decoder stores its KV cache: fp32, or fp16 in half the memory.")
@@ -78,7 +86,11 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; write nothing.")] = False,
     emit_only: Annotated[bool, typer.Option("--emit-only", help="Write the C++ source; build nothing.")] = False,
     shape: Annotated[
-        list[str] | None, typer.Option("--shape", help="Specialise: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--shape",
+            help="Fix a size in the code: NAME=1x4x64x64 or SYMBOL=2; repeatable. All sizes stay open by default.",
+        ),
     ] = None,
     given: Annotated[
         list[str] | None,
@@ -87,7 +99,7 @@ def command(
         ),
     ] = None,
     explain: Annotated[
-        str | None, typer.Option("--explain", help="Show the journey of one node; write nothing.")
+        str | None, typer.Option("--explain", metavar="NODE", help="Show the journey of one node; write nothing.")
     ] = None,
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Compare with SRC before writing DEST.")] = True,
     cpu: Annotated[

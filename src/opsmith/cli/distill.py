@@ -41,6 +41,7 @@ def command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random inputs and weights.")] = 0,
     threads: options.Threads = None,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Cut parts of a real model, with the tensors that flow there, into small models for tests and tuning."""
     from opsmith.check import inputs
@@ -59,6 +60,7 @@ def command(
         shapes=fixed,
         seed=seed,
         threads=threads,
+        overwrite=overwrite,
     )
     console.answer(result, lambda: _print(result), written=[v.folder for v in result.variants])
 

@@ -42,7 +42,10 @@ def command(
     mask: Annotated[Path | None, typer.Option("--mask", help="The selection as a file: white is selected.")] = None,
     box: Annotated[str | None, typer.Option("--box", help="The selection as left,top,right,bottom.")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The edited PNG; mask and sheet go beside it.", dir_okay=False)
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="The edited PNG; default IMAGE_edited.png. Mask and sheet go beside it.", dir_okay=False
+        ),
     ] = None,
     threshold: Annotated[float, typer.Option("--threshold", help="How sure the selection must be, 0 to 1.")] = 0.5,
     anyway: Annotated[
@@ -52,13 +55,13 @@ def command(
         float | None, typer.Option("--min-area", help="Smaller parts found by words are dropped; in pixels.")
     ] = None,
     feather: Annotated[float, typer.Option("--feather", help="Soft edge around the selection, in pixels.")] = 2.0,
-    masks_model: Annotated[
-        Path | None, typer.Option("--masks", help="A CLIPSeg-type model folder; the starter's by default.")
-    ] = None,
+    masks_model: options.Masks = None,
     model: Annotated[
         Path | None, typer.Option("--model", "-m", help="The pipeline that paints; the starter's by default.")
     ] = None,
-    variant: Annotated[str | None, typer.Option("--variant", help="A variant of the pipeline's components.")] = None,
+    variant: Annotated[
+        str | None, typer.Option("--variant", help="A variant of its components; the newest compiled one by default.")
+    ] = None,
     prompt: Annotated[
         str | None,
         typer.Option("--prompt", help="What to paint: for replace instead of its words, for remove the background."),
@@ -66,7 +69,7 @@ def command(
     fill: Annotated[
         str | None,
         typer.Option(
-            "--fill", help="For remove: painted by the pipeline (if it can), or smooth, from the surroundings."
+            "--fill", help="For remove: painted, by the pipeline, or smooth, from the surroundings. Painted if it can."
         ),
     ] = None,
     grow: Annotated[
@@ -74,7 +77,7 @@ def command(
         typer.Option("--grow", help="For replace and remove: how many pixels around the selection are painted too."),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", help="Denoising steps.")] = 25,
-    guidance: Annotated[float | None, typer.Option("--guidance", help="The pipeline's own, else 7.5.")] = None,
+    guidance: options.Guidance = None,
     seed: Annotated[int, typer.Option("--seed", help="The same seed paints the same.")] = 0,
     threads: options.Threads = None,
 ) -> None:

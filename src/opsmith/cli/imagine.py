@@ -43,12 +43,13 @@ def command(
     ] = None,
     negative: Annotated[str, typer.Option("--negative", help="What the picture does not show.")] = "",
     steps: Annotated[int, typer.Option("--steps", help="Denoising steps.")] = 25,
-    guidance: Annotated[
-        float | None,
-        typer.Option("--guidance", help="How strictly to follow; 1 is none. The pipeline's own, else 7.5."),
+    guidance: options.Guidance = None,
+    height: Annotated[
+        int | None, typer.Option("--height", help="A multiple of 8; the pipeline's own by default.")
     ] = None,
-    height: Annotated[int | None, typer.Option("--height", help="A multiple of 8.")] = None,
-    width: Annotated[int | None, typer.Option("--width", help="A multiple of 8.")] = None,
+    width: Annotated[
+        int | None, typer.Option("--width", help="A multiple of 8; the pipeline's own by default.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same picture.")] = 0,
     n: Annotated[int, typer.Option("--n", help="How many pictures.")] = 1,
     batch: Annotated[int, typer.Option("--batch", help="How many of them at a time.")] = 1,
@@ -56,7 +57,7 @@ def command(
         str | None,
         typer.Option(
             "--scheduler",
-            help="ddim, pndm, euler, euler_a, heun, dpm++, dpm++_karras, dpm++_sde, unipc or lcm.",
+            help="ddim, pndm, euler, euler_a, heun, dpm++, dpm++_karras, dpm++_sde, unipc or lcm; the pipeline's own by default.",
         ),
     ] = None,
     sigmas: Annotated[
@@ -67,18 +68,18 @@ def command(
         float, typer.Option("--guidance-rescale", help="0 to 1: takes back the spread that guidance adds.")
     ] = 0.0,
     lora: Annotated[
-        list[str] | None, typer.Option("--lora", help="FILE[:scale], a .safetensors LoRA; several times for several.")
+        list[str] | None, typer.Option("--lora", metavar="FILE[:SCALE]", help="A .safetensors LoRA; repeatable.")
     ] = None,
     embedding: Annotated[
         list[str] | None,
-        typer.Option("--embedding", help="FILE[:word], a .safetensors textual inversion; several times for several."),
+        typer.Option("--embedding", metavar="FILE[:WORD]", help="A .safetensors textual inversion; repeatable."),
     ] = None,
     plain_prompt: Annotated[
         bool, typer.Option("--plain-prompt", help="Brackets are text, and 75 tokens are all, as in diffusers.")
     ] = False,
     init: Annotated[Path | None, typer.Option("--init", help="Start from this picture.")] = None,
     strength: Annotated[
-        float | None, typer.Option("--strength", help="With --init: how much of it changes, 0 to 1.")
+        float | None, typer.Option("--strength", help="With --init: how much of it changes, 0 to 1; 0.8 by default.")
     ] = None,
     mask: Annotated[Path | None, typer.Option("--mask", help="With --init: white parts are painted anew.")] = None,
     control: Annotated[
@@ -86,7 +87,7 @@ def command(
         typer.Option(
             "--control",
             metavar="FILE[:SCALE]",
-            help="A picture that a ControlNet of the pipeline follows; once for each of them.",
+            help="A picture that a ControlNet of the pipeline follows; repeatable, once for each of them.",
         ),
     ] = None,
     guess: Annotated[bool, typer.Option("--guess", help="With --control: diffusers' guess mode.")] = False,
@@ -121,7 +122,7 @@ def command(
     threads: options.Threads = None,
     listed: Annotated[bool, typer.Option("--list", help="Say what the starter model can draw.")] = False,
 ) -> None:
-    """Make pictures from a prompt."""
+    """Make pictures from a prompt, from a picture (--init), or within a mask (--mask)."""
     if listed:
         _list(model)
         return

@@ -35,19 +35,25 @@ EXAMPLES = (
 
 def command(
     model: Annotated[Path, typer.Argument(help="A model or pipeline folder, or an .onnx file.")],
-    input: Annotated[str, typer.Argument(help=".parquet, .csv, .jsonl, .txt, a folder, or - for lines on stdin.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help=".parquet, .jsonl, or a folder for pictures.")],
+    input: Annotated[
+        str, typer.Argument(help=".parquet, .csv, .tsv, .jsonl, .txt, a folder, or - for lines on stdin.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--out", "-o", "--output", help=".parquet, .jsonl, or a folder for pictures.")
+    ],
     variant: Annotated[
         str | None, typer.Option("--variant", help="A variant; the newest compiled one by default.")
     ] = None,
     column: Annotated[
-        list[str] | None, typer.Option("--column", metavar="INPUT=COLUMN", help="Which column an input reads.")
+        list[str] | None,
+        typer.Option("--column", metavar="INPUT=COLUMN", help="Which column an input reads; repeatable."),
     ] = None,
     keep: Annotated[
-        list[str] | None, typer.Option("--keep", metavar="COLUMN", help="A column to copy to the output.")
+        list[str] | None, typer.Option("--keep", metavar="COLUMN", help="A column to copy to the output; repeatable.")
     ] = None,
     constants: Annotated[
-        list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="An option of the model for all rows.")
+        list[str] | None,
+        typer.Option("--set", metavar="OPTION=VALUE", help="An option of the model for all rows; repeatable."),
     ] = None,
     engine: Annotated[str, typer.Option("--engine", help="local, or ray: on a cluster.")] = "local",
     address: options.Address = None,
@@ -55,7 +61,7 @@ def command(
         int | None, typer.Option("--processes", min=1, help="Worker processes.", show_default="measured")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Of each process.", show_default="measured")
+        int | None, typer.Option("--threads", min=1, help="Threads of each process.", show_default="measured")
     ] = None,
     batch: Annotated[
         int | None,

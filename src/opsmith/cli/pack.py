@@ -1,4 +1,4 @@
-"""opsmith pack VARIANT -o FILE.opsmith.zip"""
+"""opsmith pack VARIANT --out FILE.opsmith.zip"""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ ORDER = 46
 JSON = {"file": "the zip that was written", "bytes": "its size"}
 EXAMPLES = (
     "opsmith pack models/bert/dynamo_compiled",
-    "opsmith pack models/bert/dynamo_compiled -o bert.opsmith.zip",
+    "opsmith pack models/bert/dynamo_compiled --out bert.opsmith.zip",
 )
 
 
 def command(
     variant: Annotated[str, typer.Argument(help="A compiled variant, or a model with its folder for the provider.")],
-    output: Annotated[
+    out: Annotated[
         str | None,
-        typer.Option("--output", "-o", help="The zip file to write.", show_default="VARIANT's name, .opsmith.zip"),
+        typer.Option(
+            "--out", "-o", "--output", help="The zip file to write.", show_default="VARIANT's name, .opsmith.zip"
+        ),
     ] = None,
 ) -> None:
     """Put a compiled model, its library, weights, licences, checksums and loaders for C, C++ and Python into one file."""
     from opsmith.provider.bundle import pack
 
-    path = pack(variant, output)
+    path = pack(variant, out)
     told = {"file": path, "bytes": path.stat().st_size}
     wrote = f"wrote {console.escape(str(path))} ({size(path.stat().st_size)})"
     console.answer(told, lambda: console.say(wrote), written=[path])

@@ -29,7 +29,7 @@ JSON = {
 }
 EXAMPLES = (
     "opsmith prune models/gpt2/dynamo models/gpt2/smaller --ratio 0.2",
-    "opsmith prune model.onnx smaller.onnx --method heads --calibration text.txt",
+    "opsmith prune model.onnx smaller.onnx --method heads --shrink 0.1 --calibration text.txt",
 )
 
 
@@ -37,7 +37,9 @@ def command(
     src: Annotated[Path, typer.Argument(help="The model: a variant folder or .onnx file.")],
     dest: Annotated[Path, typer.Argument(help="Where to write it: a variant folder or .onnx file.")],
     method: Annotated[str, typer.Option(help="heads, neurons, structured (both) or magnitude.")] = "structured",
-    ratio: Annotated[float | None, typer.Option(help="Share of the heads' or neurons' weights that goes.")] = None,
+    ratio: Annotated[
+        float | None, typer.Option(help="Share of the heads' or neurons' weights that goes; this or --shrink.")
+    ] = None,
     shrink: Annotated[float | None, typer.Option(help="Instead: share of all weights of the model.")] = None,
     importance: Annotated[str, typer.Option(help="activations, or weights for comparison.")] = "activations",
     repair: Annotated[bool, typer.Option(help="Fit the weights that stay by least squares.")] = True,

@@ -21,17 +21,21 @@ EXAMPLES = (
 
 def command(
     folder: Annotated[Path, typer.Argument(help="A model folder, or one variant.")],
-    out: Annotated[Path | None, typer.Option(help="The HTML file to write; default FOLDER/report.html.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The HTML file to write; default FOLDER/report.html.")
+    ] = None,
     threads: options.Threads = None,
     seconds: options.Seconds = 30.0,
     processes: options.Processes = None,
     shape: options.Shape = None,
+    given: options.Inputs = None,
     seed: options.Seed = 0,
     rtol: options.Rtol = None,
     atol: options.Atol = None,
 ) -> None:
     """Bench and profile all variants and write one HTML page about them, with the figures as JSON beside it."""
     from opsmith.check import inputs
+    from opsmith.check.feed import parse_given
     from opsmith.measure.report import report
 
     fixed = inputs.parse_fixed(shape or [])
@@ -42,6 +46,7 @@ def command(
         seconds=seconds,
         processes=processes,
         shapes=fixed,
+        inputs=parse_given(given or []),
         seed=seed,
         rtol=rtol,
         atol=atol,

@@ -22,11 +22,11 @@ ORDER = 66
 EXAMPLES = {
     "text": (
         "opsmith score text models/gpt2/dynamo models/gpt2/int8 --text book.txt",
-        "opsmith score text a b --text book.txt --csv scores.csv",
+        "opsmith score text models/gpt2/dynamo models/gpt2/int4 --text book.txt --csv scores.csv",
     ),
     "pictures": (
         "opsmith score pictures dynamo int8 --model models/sd",
-        "opsmith score pictures dynamo dynamo@steps=10 --sheet sheet.png",
+        "opsmith score pictures fp16 fp16@steps=10 --sheet sheet.png",
     ),
 }
 
@@ -53,9 +53,11 @@ def text_command(
     tokens: Annotated[int, typer.Option(help="How many tokens of it to predict at most.")] = 512,
     window: Annotated[int | None, typer.Option(help="Tokens per pass; 256 or the context if that is less.")] = None,
     decode: Annotated[int, typer.Option(help="Tokens to generate for the speed.")] = 32,
-    keyword: Annotated[list[str] | None, typer.Option(help="Generate from it, for distinct-2 and hits.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the figures as CSV.")] = None,
+    keyword: Annotated[
+        list[str] | None, typer.Option(help="Generate from it, for distinct-2 and hits; repeatable.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table to this Markdown file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the figures to this CSV file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this PNG file.")] = None,
     without_cache: Annotated[
         list[Path] | None, typer.Option(help="One of the models: once more without its KV cache; repeatable.")
@@ -107,10 +109,13 @@ def pictures_command(
         list[str], typer.Argument(help="Variants, or VARIANT@steps=10, VARIANT@size=64x64; the first is the reference.")
     ],
     model: options.Pipeline = None,
-    prompt: Annotated[list[str] | None, typer.Option("--prompt", help="May be repeated.")] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", help="What the pictures show; repeatable. Three of the starter's world by default."),
+    ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Pictures per prompt, with seeds from 0 up.")] = 2,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Denoising steps.")] = 25,
-    guidance: Annotated[float | None, typer.Option("--guidance", help="The pipeline's own, else 7.5.")] = None,
+    guidance: options.Guidance = None,
     clip: Annotated[Path | None, typer.Option("--clip", help="An exported CLIP; the starter's by default.")] = None,
     sheet: Annotated[Path | None, typer.Option("--sheet", help="Write all pictures as one PNG.")] = None,
     threads: options.Threads = None,

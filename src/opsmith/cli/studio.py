@@ -25,9 +25,7 @@ EXAMPLES = (
 def command(
     model: options.Pipeline = None,
     writer: options.Writer = None,
-    masks: Annotated[
-        Path | None, typer.Option("--masks", help="A CLIPSeg-type model folder; the starter's by default.")
-    ] = None,
+    masks: options.Masks = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Where pictures go, each with a JSON of its settings.", file_okay=False)
     ] = Path("opsmith_studio"),

@@ -22,7 +22,7 @@ JSON = {
 }
 EXAMPLES = (
     "opsmith tune --show",
-    "opsmith tune --export zen4.json",
+    "opsmith tune --export zen4.jsonl",
 )
 
 
@@ -30,7 +30,7 @@ def command(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[FILE]...", help="With --merge: exports or databases; with --engine: a model.", show_default=False
+            metavar="FILE", help="With --merge: exports or databases; with --engine: a model.", show_default=False
         ),
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Add the results of all FILEs.")] = False,
@@ -40,13 +40,16 @@ def command(
     address: options.Address = None,
     show: Annotated[bool, typer.Option("--show", help="List what was measured.")] = False,
     export: Annotated[
-        Path | None, typer.Option("--export", metavar="FILE", help="Write all results to FILE.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--export", metavar="FILE", help="Write all results to FILE, one JSON line each.", show_default=False
+        ),
     ] = None,
     load: Annotated[
         Path | None, typer.Option("--import", metavar="FILE", help="Add the results of FILE.", show_default=False)
     ] = None,
 ) -> None:
-    """Show, export, import or merge what `compile --search 1` and `--search 2` measured."""
+    """Show, export, import or merge what `compile --search 1` and `--search 2` measured, or measure on a cluster."""
     from opsmith.compiler.tune.database import Database
 
     if show + merge + sum(wish is not None for wish in (export, load, engine)) != 1:

@@ -33,10 +33,12 @@ SHOWN = 6  # differences in full; the table above has the worst of each output
 
 def command(
     a: Annotated[Path, typer.Argument(help="The reference: a variant folder or .onnx file.")],
-    b: Annotated[Path | None, typer.Argument(help="The model to check; without it, A's stored outputs are.")] = None,
-    rtol: Annotated[float | None, typer.Option(help="Relative tolerance; default 1e-3 for fp32.")] = None,
-    atol: Annotated[float | None, typer.Option(help="Absolute tolerance; default 1e-4 for fp32.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    b: Annotated[
+        Path | None, typer.Argument(help="The model to check; without it, A is compared with its stored outputs.")
+    ] = None,
+    rtol: options.Rtol = None,
+    atol: options.Atol = None,
+    seed: options.Seed = 0,
     shapes: Annotated[int, typer.Option(min=0, help="How many random shapes to try.")] = 3,
     shape: Annotated[
         list[str] | None, typer.Option(help="Use this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opsmith.cli import console
+from opsmith.cli import console, options
 
 if TYPE_CHECKING:
     from opsmith.compiler.repack import WeightsResult
@@ -38,11 +38,12 @@ def command(
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Compare with the new model before writing.")
     ] = True,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Put another checkpoint of the same structure into a compiled variant, without compiling."""
     from opsmith.compiler.repack import weights
 
-    result = weights(variant, new, dest, source=source, verify=verify)
+    result = weights(variant, new, dest, source=source, verify=verify, overwrite=overwrite)
     console.answer(result, lambda: _print(result, variant), written=result.variant.folder)
 
 

@@ -49,14 +49,23 @@ def command(
     temperature: Annotated[
         float | None, typer.Option("--temperature", help="With --raw: 0 is greedy; 0.8 for several texts, else 0.")
     ] = None,
-    top_k: Annotated[int, typer.Option("--top-k", help="With --raw.")] = 0,
-    top_p: Annotated[float, typer.Option("--top-p", help="With --raw.")] = 1.0,
-    min_p: Annotated[float, typer.Option("--min-p", help="With --raw.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", help="With --raw.")] = 1.0,
-    no_repeat_ngram: Annotated[int, typer.Option("--no-repeat-ngram", help="With --raw.")] = 0,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="With --raw: end at this text; may be repeated.")
-    ] = None,
+    top_k: Annotated[
+        int, typer.Option("--top-k", help="With --raw: draw from the K most likely tokens; 0 is all.")
+    ] = 0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="With --raw: draw from the likeliest tokens that hold this share together.")
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option("--min-p", help="With --raw: drop tokens below this share of the likeliest one.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float,
+        typer.Option("--repetition-penalty", help="With --raw: above 1 makes tokens that were there less likely."),
+    ] = 1.0,
+    no_repeat_ngram: Annotated[
+        int, typer.Option("--no-repeat-ngram", help="With --raw: no N tokens in a row twice; 0 is off.")
+    ] = 0,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="With --raw: end at this text; repeatable.")] = None,
     lookup: Annotated[
         int, typer.Option("--lookup", min=0, max=64, help="With --raw: tokens to guess at a time from the text so far.")
     ] = 0,

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from opsmith.analysis.registry import key_of
 from opsmith.analysis.values import Abstract
-from opsmith.compiler import quantized_bodies
+from opsmith.compiler import quantized_bodies, runtime_bodies
 
 Body = Callable[[ir.Node, list["Abstract | None"], int], "str | None"]
 
@@ -109,6 +109,7 @@ BODIES: dict[tuple[str, str], Body] = {
     ("", "BatchNormalization"): batch_normalization,
     ("", "LpNormalization"): lp_normalization,
     **quantized_bodies.BODIES,
+    **runtime_bodies.BODIES,
 }
 
 

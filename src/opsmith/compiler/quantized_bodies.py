@@ -33,11 +33,11 @@ def _single(value: Abstract | None) -> bool:
     return value is not None and product(value.dims) == 1
 
 
-def _given(inputs: Inputs, index: int) -> bool:
+def given(inputs: Inputs, index: int) -> bool:
     return index < len(inputs) and inputs[index] is not None
 
 
-def _attributes(node: ir.Node, *names: str) -> str:
+def attributes(node: ir.Node, *names: str) -> str:
     """Of a convolution or pool, as ONNX's text has them."""
     texts = []
     for name in names:
@@ -69,7 +69,7 @@ def matmul_integer_to_float(node: ir.Node, inputs: Inputs, opset: int) -> str | 
     """A (..., K) @ B (K, N), both quantized -> float"""
     if not _single(inputs[2]):
         return None
-    last = "y = Add (scaled, bias)" if _given(inputs, 6) else "y = Identity (scaled)"
+    last = "y = Add (scaled, bias)" if given(inputs, 6) else "y = Identity (scaled)"
     return f"""MatMulIntegerToFloat (a, b, a_scale, b_scale, a_zero, b_zero, bias) => (y) {{
         sums = MatMulInteger (a, b, a_zero, b_zero)
         {_SCALED}
@@ -79,7 +79,7 @@ def matmul_integer_to_float(node: ir.Node, inputs: Inputs, opset: int) -> str | 
 
 
 def dynamic_quantize_matmul(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
-    last = "y = Add (scaled, bias)" if _given(inputs, 4) else "y = Identity (scaled)"
+    last = "y = Add (scaled, bias)" if given(inputs, 4) else "y = Identity (scaled)"
     return f"""DynamicQuantizeMatMul (x, b, b_scale, b_zero, bias) => (y) {{
         a, a_scale, a_zero = DynamicQuantizeLinear (x)
         sums = MatMulInteger (a, b, a_zero, b_zero)
@@ -96,8 +96,8 @@ def qgemm(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
     flags = {a: int(node.attributes[a].value) if a in node.attributes else 0 for a in ("transA", "transB")}
     alpha = float(node.attributes["alpha"].value) if "alpha" in node.attributes else 1.0
     turn = {n: f"Transpose <perm: ints = [1, 0]> ({n})" if flags[f"trans{n}"] else f"Identity ({n})" for n in "AB"}
-    bias = "sums = Add (products, C)" if _given(inputs, 6) else "sums = Identity (products)"
-    last = _QUANTIZED if _given(inputs, 7) else "y = Mul (whole, scale)"
+    bias = "sums = Add (products, C)" if given(inputs, 6) else "sums = Identity (products)"
+    last = _QUANTIZED if given(inputs, 7) else "y = Mul (whole, scale)"
     return f"""QGemm (A, a_scale, a_zero, B, plain_scale, b_zero, C, y_scale, y_zero) => (y) {{
         a = {turn["A"]}
         b = {turn["B"]}
@@ -127,7 +127,7 @@ def qlinear_conv(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
     )
     return f"""QLinearConv (x, a_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias) => (y) {{
         shape = Constant <value_ints: ints = [{shape}]> ()
-        products = ConvInteger {_attributes(node, *names)} (x, w, x_zero, w_zero)
+        products = ConvInteger {attributes(node, *names)} (x, w, x_zero, w_zero)
         {add}
         b_scale = Reshape (w_scale, shape)
         {_SCALED} {_QUANTIZED}
@@ -154,7 +154,7 @@ def _through_floats(count: int, compute: Callable[[ir.Node], str]) -> Callable[[
 
 def _pool(node: ir.Node) -> str:
     names = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
-    return f"{node.op_type.removeprefix('QLinear')} {_attributes(node, *names)} (f0)"
+    return f"{node.op_type.removeprefix('QLinear')} {attributes(node, *names)} (f0)"
 
 
 def _channels_first(
@@ -173,7 +173,7 @@ def qlinear_concat(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
     lines = " ".join(f"f{i} = DequantizeLinear (x{i}, s{i}, z{i})" for i in range(count))
     return f"""QLinearConcat (y_scale, y_zero, {names}) => (y) {{
         {lines}
-        result = Concat {_attributes(node, "axis")} ({", ".join(f"f{i}" for i in range(count))})
+        result = Concat {attributes(node, "axis")} ({", ".join(f"f{i}" for i in range(count))})
         y = QuantizeLinear (result, y_scale, y_zero)
     }}"""
 
@@ -188,7 +188,7 @@ BODIES = {
     ("com.microsoft", "QLinearMul"): _through_floats(2, lambda node: "Mul (f0, f1)"),
     ("com.microsoft", "QLinearSigmoid"): _through_floats(1, lambda node: "Sigmoid (f0)"),
     ("com.microsoft", "QLinearLeakyRelu"): _through_floats(
-        1, lambda node: f"LeakyRelu {_attributes(node, 'alpha')} (f0)"
+        1, lambda node: f"LeakyRelu {attributes(node, 'alpha')} (f0)"
     ),
     ("com.microsoft", "QLinearAveragePool"): _channels_first(_through_floats(1, _pool)),
     ("com.microsoft", "QLinearGlobalAveragePool"): _channels_first(_through_floats(1, _pool)),

@@ -49,19 +49,28 @@ class WeightsResult(Shown):
 
 
 def weights(
-    variant: PathLike, new: PathLike | ir.Model, dest: PathLike, *, source: PathLike | None = None, verify: bool = True
+    variant: PathLike,
+    new: PathLike | ir.Model,
+    dest: PathLike,
+    *,
+    source: PathLike | None = None,
+    verify: bool = True,
+    overwrite: bool = False,
 ) -> WeightsResult:
     """Write DEST: the compiled VARIANT with the weights of NEW.
 
     NEW is an .onnx of the same structure, or a .safetensors file or Hugging Face folder, whose tensors are put into SOURCE, the
-    model that VARIANT was compiled from (found by itself if it lies beside it). Or it is a model in memory.
+    model that VARIANT was compiled from (found by itself if it lies beside it). Or it is a model in memory. OVERWRITE: replace DEST even
+    if it was made from another model.
     """
     started = time.monotonic()
     old = Variant(store.find_model(variant))
     library = next(iter(store.libraries(old.path)), None)
     if library is None:
         raise OpsmithError(f"{old.path} is not a compiled variant with a library of its own")
-    with store.new_variant(dest, verb="weights", parent=old, options=old.record["options"]) as draft:
+    with store.new_variant(
+        dest, verb="weights", parent=old, options=old.record["options"], overwrite=overwrite
+    ) as draft:
         model = new_model(new, source or _parent(old))
         data = draft.path.with_name(f"{draft.path.name}.data")
         code = _code(old.path)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opsmith import session, store
+from opsmith.check.feed import Given
 from opsmith.check.verify import VerifyResult, verify
 from opsmith.measure import profile as profiling
 from opsmith.measure.bench import BenchResult, bench
@@ -65,6 +66,7 @@ def compare(
     processes: int | None = None,
     iterations: int | None = None,
     shapes: Mapping[str, int | Sequence[int]] | None = None,
+    inputs: Given | None = None,
     seed: int = 0,
     rtol: float | None = None,
     atol: float | None = None,
@@ -72,7 +74,8 @@ def compare(
     """Compare variant B with A: what it is made of, what it computes, how fast it is and where the time goes."""
     pair = [store.find_model(a), store.find_model(b)]
     facts = [graph_facts(path) for path in pair]
-    checked = verify(*pair, rtol=rtol, atol=atol, seed=seed, shapes=dict(shapes) if shapes else 1, threads=threads)
+    asked = dict(shapes) if shapes else 1
+    checked = verify(*pair, rtol=rtol, atol=atol, seed=seed, shapes=asked, inputs=inputs, threads=threads)
     timed = bench(
         pair,
         threads=threads,
@@ -80,11 +83,12 @@ def compare(
         rounds=rounds,
         processes=processes,
         shapes=shapes,
+        inputs=inputs,
         seed=seed,
         rtol=rtol,
         atol=atol,
     )
-    found = profiling.profile(pair, threads=threads, iterations=iterations, shapes=shapes, seed=seed)
+    found = profiling.profile(pair, threads=threads, iterations=iterations, shapes=shapes, inputs=inputs, seed=seed)
     return CompareResult(facts[0], facts[1], checked, timed, found)
 
 

@@ -66,11 +66,13 @@ def distill(
     shapes: Mapping[str, int | Sequence[int]] | None = None,
     seed: int = 0,
     threads: int | None = None,
+    overwrite: bool = False,
 ) -> Distilled:
     """Cut up to MAX occurrences out of MODEL into folders DEST/<name>_<i>/original, different ones first.
 
     One of FUNCTION (a function or operator by name), NODES ("first..last", names of nodes or values) and PATTERN (a
     rewrite rule) says what to cut, NAME what to call it instead. LIGHT replaces the weights by random numbers of the same mean and spread.
+    OVERWRITE: also folders that were cut out of another model.
     """
     if sum(x is not None for x in (function, nodes, pattern)) != 1:
         raise OpsmithError("give exactly one of --function, --nodes and --pattern")
@@ -104,7 +106,7 @@ def distill(
             folder = Path(dest) / f"{_file_name(name or called)}_{i}" / VARIANT
             small = build(proto, opened, occurrence, tensors, dims, seed if light else None)
             options = {"function": function, "nodes": nodes, "pattern": pattern, "light": light, "seed": seed}
-            with store.new_variant(folder, verb="distill", parent=path, options=options) as draft:
+            with store.new_variant(folder, verb="distill", parent=path, options=options, overwrite=overwrite) as draft:
                 store.save_model(small, draft.path)
                 draft.record["cut"] = {
                     "nodes": [graph.nodes[n].name for n in occurrence.nodes],

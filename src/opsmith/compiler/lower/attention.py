@@ -173,7 +173,7 @@ def _unit_last(view: View, builder: Builder) -> View:
     return view if view.strides[-1] == 1 else builder.dense(view)
 
 
-# --- the KV cache: new rows behind the cached ones, in place where the caller gave room (compiler/grow_cache.py) ---
+# --- the KV cache: new rows behind the cached ones, in place where the caller gave room (compiler/cache.py) ---
 
 CACHE_SHAPE = Struct(
     "CacheShape",

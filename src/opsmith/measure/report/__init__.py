@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from opsmith import store
+from opsmith.check.feed import Given
 from opsmith.errors import OpsmithError
 from opsmith.measure.bench import bench, expand
 from opsmith.measure.profile import profile
@@ -32,6 +33,7 @@ def report(
     processes: int | None = None,
     iterations: int | None = None,
     shapes: Mapping[str, int | Sequence[int]] | None = None,
+    inputs: Given | None = None,
     seed: int = 0,
     rtol: float | None = None,
     atol: float | None = None,
@@ -50,11 +52,12 @@ def report(
         rounds=rounds,
         processes=processes,
         shapes=shapes,
+        inputs=inputs,
         seed=seed,
         rtol=rtol,
         atol=atol,
     )
-    profiles = profile(paths, threads=threads, iterations=iterations, shapes=shapes, seed=seed)
+    profiles = profile(paths, threads=threads, iterations=iterations, shapes=shapes, inputs=inputs, seed=seed)
     write(gather(paths, timed, profiles), target)
     return target
 

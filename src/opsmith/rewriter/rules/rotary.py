@@ -32,11 +32,11 @@ def finish(site: Site, x: ir.Value, turned: ir.Value, function: str) -> None:
     site.need(x in by_cos.inputs, "the other summand is not x * cos", by_cos)
     cos = site.other_input(by_cos, x)
     for operand in (cos, sin):
-        site.need(_fits(operand, x), "cos or sin is larger than x", by_cos)
+        site.need(fits(operand, x), "cos or sin is larger than x", by_cos)
     site.replace(add.outputs[0], site.call(function, x, cos, sin))
 
 
-def _fits(operand: ir.Value, x: ir.Value) -> bool:
+def fits(operand: ir.Value, x: ir.Value) -> bool:
     """Whether multiplying x by the operand keeps the shape of x."""
     rank = rank_of(operand)
     if rank is None or rank > 4:

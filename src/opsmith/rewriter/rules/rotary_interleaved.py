@@ -19,14 +19,14 @@ from opsmith.rewriter.rules.rotary import finish
     makes=("opsmith.RotaryInterleaved",),
 )
 def rotary_interleaved(site: Site) -> None:
-    x = _every_second(site, input_of(site.root, 0), first=1)
+    x = every_second(site, input_of(site.root, 0), second=True)
     odd = _unsqueezed(site, site.root.outputs[0])
     concat = site.only_user(odd, "Concat")
     site.need(len(concat.inputs) == 2 and concat.inputs[0] is odd, "not [-odd, even]", concat)
     unsqueeze = site.producer(concat.inputs[1], "Unsqueeze")
-    site.need(_is_new_last(unsqueeze), "the pairs are not joined along a new last dimension", unsqueeze)
+    site.need(is_new_last(unsqueeze), "the pairs are not joined along a new last dimension", unsqueeze)
     site.need(
-        _every_second(site, input_of(unsqueeze, 0), first=0) is x, "the parts come from different tensors", concat
+        every_second(site, input_of(unsqueeze, 0), second=False) is x, "the parts come from different tensors", concat
     )
     site.need(is_last_axis(attribute(concat, "axis"), concat.outputs[0]), "not along the last dimension", concat)
     flatten = site.only_user(concat.outputs[0], "Reshape")
@@ -37,16 +37,17 @@ def rotary_interleaved(site: Site) -> None:
 
 def _unsqueezed(site: Site, value: ir.Value) -> ir.Value:
     node = site.only_user(value, "Unsqueeze")
-    site.need(_is_new_last(node), "the pairs are not joined along a new last dimension", node)
+    site.need(is_new_last(node), "the pairs are not joined along a new last dimension", node)
     return node.outputs[0]
 
 
-def _is_new_last(node: ir.Node) -> bool:
+def is_new_last(node: ir.Node) -> bool:
     rank = rank_of(input_of(node, 0))
     return ints_of(input_of(node, 1)) in ([-1], [rank])
 
 
-def _every_second(site: Site, value: ir.Value | None, *, first: int) -> ir.Value:
+def every_second(site: Site, value: ir.Value | None, *, second: bool) -> ir.Value:
+    """x of which VALUE is every second element of the last dimension, from its first or second one on."""
     node = site.producer(value, "Slice")
     x = input_of(node, 0)
     assert x is not None
@@ -55,5 +56,5 @@ def _every_second(site: Site, value: ir.Value | None, *, first: int) -> ir.Value
         site.miss("not every second element of the last dimension", node)
     size = x.shape[-1] if x.shape is not None else None
     whole = isinstance(size, int) and size % 2 == 0 and ends[0] >= size
-    site.need(whole and starts[0] == first, "the Slice does not take that half of the pairs", node)
+    site.need(whole and starts[0] == int(second), "the Slice does not take that half of the pairs", node)
     return x

@@ -1,0 +1,439 @@
+"""Definitions of the operators that ONNX Runtime's own optimizer writes into BERT, GPT, Whisper and CNNs, in standard operators.
+
+Where several nodes follow from one, they are spelled as the rewriter's rules look for them: an attention is found again in its
+region and runs in its kernel. See bodies.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from opsmith.analysis.values import Abstract, DataType
+from opsmith.compiler.quantized_bodies import Inputs, attributes, given
+from opsmith.sizes import ONE, Size
+
+_LOWEST = float(np.finfo(np.float32).min)  # what ONNX Runtime adds to the scores of keys that lie in the future
+
+
+def _value(inputs: Inputs, index: int) -> Abstract | None:
+    return inputs[index] if given(inputs, index) else None
+
+
+def _number(node: ir.Node, name: str, default: float) -> float:
+    found = node.attributes.get(name)
+    return default if found is None else float(found.value)
+
+
+def _whole(node: ir.Node, name: str, default: int = 0) -> int:
+    found = node.attributes.get(name)
+    return default if found is None else int(found.value)
+
+
+def _asked(node: ir.Node, *indices: int) -> bool:
+    """Whether one of these outputs is read."""
+    outputs = (node.outputs[i] for i in indices if i < len(node.outputs))
+    return any(o.uses() or o.is_graph_output() for o in outputs)
+
+
+def _constant(name: str, number: float, dtype: DataType) -> str:
+    if dtype == DataType.FLOAT:
+        return f"{name} = Constant <value_float: float = {number!r}> ()"
+    return f"{name}_wide = Constant <value_float: float = {number!r}> () {name} = Cast <to: int = {int(dtype)}> ({name}_wide)"
+
+
+def _ints(name: str, *numbers: int) -> str:
+    return f"{name} = Constant <value_ints: ints = [{', '.join(map(str, numbers))}]> ()"
+
+
+def _turned(rank: int, trans: bool, batch: bool) -> list[int]:
+    """How an operand of FusedMatMul is transposed: BATCH moves the first axis behind the batch, TRANS turns the last two."""
+    order = [*range(1, rank - 1), 0, rank - 1] if batch else list(range(rank))
+    return [*order[:-2], order[-1], order[-2]] if trans else order
+
+
+# --- products and convolutions with what follows them ---
+
+_ACTIVATIONS = ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "ThresholdedRelu", "HardSigmoid", "Softplus", "Softsign")
+_PARAMETERS = ("alpha", "beta")
+
+
+def _activated(name: str, parameters: Sequence[float]) -> str | None:
+    """y = activation (sum), in ONNX's text; None for one that is not known."""
+    if not name:
+        return "y = Identity (sum)"
+    if name == "Clip" and len(parameters) == 2:
+        low, high = (_constant(n, p, DataType.FLOAT) for n, p in zip(("low", "high"), parameters))
+        return f"{low} {high} near = CastLike (low, sum) far = CastLike (high, sum) y = Clip (sum, near, far)"
+    if name == "HardSwish" and not parameters:
+        return "y = HardSwish (sum)"
+    if name not in _ACTIVATIONS or len(parameters) > len(_PARAMETERS):
+        return None
+    texts = ", ".join(f"{n}: float = {p!r}" for n, p in zip(_PARAMETERS, parameters))
+    return f"y = {name} {f'<{texts}>' if texts else ''} (sum)"
+
+
+def fused_matmul(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
+    """alpha * A @ B, each turned first"""
+    a, b = _value(inputs, 0), _value(inputs, 1)
+    if a is None or b is None:
+        return None
+    lines = []
+    for name, value in (("A", a), ("B", b)):
+        turn, batch = bool(_whole(node, f"trans{name}")), bool(_whole(node, f"transBatch{name}"))
+        order = _turned(value.rank, turn, batch) if value.rank > 1 else [0]
+        plain = order == list(range(value.rank))
+        perm = f"<perm: ints = [{', '.join(map(str, order))}]>"
+        lines.append(f"{name.lower()} = " + (f"Identity ({name})" if plain else f"Transpose {perm} ({name})"))
+    alpha = _number(node, "alpha", 1.0)
+    if alpha == 1.0:
+        lines.append("y = MatMul (a, b)")
+    else:
+        lines += ["product = MatMul (a, b)", _constant("alpha", alpha, a.dtype), "y = Mul (product, alpha)"]
+    return f"{node.op_type} (A, B) => (y) {{ {' '.join(lines)} }}"
+
+
+def fused_gemm(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
+    named = [node.attributes.get(f"activation_{p}") for p in ("alpha", "beta", "gamma")]
+    parameters = [float(p.value) for p in named if p is not None]
+    end = _activated(_text(node, "activation"), parameters)
+    if end is None:
+        return None
+    names = "A, B, C" if given(inputs, 2) else "A, B"
+    options = attributes(node, "alpha", "beta", "transA", "transB")
+    return f"FusedGemm ({names}) => (y) {{ sum = Gemm {options} ({names}) {end} }}"
+
+
+def fused_conv(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
+    """activation(Conv(x, w, b) + z)"""
+    found = node.attributes.get("activation_params")
+    end = _activated(_text(node, "activation"), [float(p) for p in found.value] if found is not None else [])
+    if end is None:
+        return None
+    options = attributes(node, "auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+    names = "x, w, b" if given(inputs, 2) else "x, w"
+    residual = "sum = Add (product, z)" if given(inputs, 3) else "sum = Identity (product)"
+    return f"FusedConv (x, w, b, z) => (y) {{ product = Conv {options} ({names}) {residual} {end} }}"
+
+
+def _text(node: ir.Node, name: str) -> str:
+    found = node.attributes.get(name)
+    return "" if found is None else found.as_string()
+
+
+# --- norms ---
+
+
+def skip_layer_norm(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
+    """LayerNormalization(x + skip + bias), and the sum itself as the fourth output; simplified: without mean and beta"""
+    x, skip = _value(inputs, 0), _value(inputs, 1)
+    if x is None or skip is None or skip.rank > x.rank or _asked(node, 1, 2):
+        return None
+    simple = node.op_type.startswith("SkipSimplified")
+    names = "x, skip, gamma, bias" if simple else "x, skip, gamma, beta, bias"
+    biased = given(inputs, 3 if simple else 4)
+    total = "both = Add (x, skip) sum = Add (both, bias)" if biased else "sum = Add (x, skip)"
+    norm = "SimplifiedLayerNormalization" if simple else "LayerNormalization"
+    scales = "gamma, beta" if not simple and given(inputs, 3) else "gamma"
+    epsilon = _number(node, "epsilon", 1e-12)
+    return f"""{node.op_type} ({names}) => (y, mean, deviation, sum) {{
+        {total}
+        y = {norm} <axis: int = -1, epsilon: float = {epsilon!r}> (sum, {scales})
+        mean = Constant <value_float: float = 0.0> ()
+        deviation = Constant <value_float: float = 0.0> ()
+    }}"""
+
+
+def embed_layer_norm(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
+    """LayerNormalization(words[ids] + positions[0..S] + segments[...]); the number of ones in the mask of each text"""
+    if opset < 13 or any(_value(inputs, i) is None for i in (0, 2, 3, 5, 6)):
+        return None
+    lines = ["w = Gather (words, ids)"]
+    if given(inputs, 8):
+        lines.append("p = Gather (positions, position_ids)")
+    else:
+        lines += [_ints("zero", 0), _ints("one", 1), _ints("two", 2), "size = Shape (ids)"]
+        lines += ["length = Slice (size, one, two)", "p = Slice (positions, zero, length, zero)"]
+    if given(inputs, 1) and given(inputs, 4):
+        lines += ["wp = Add (w, p)", "s = Gather (segments, segment_ids)", "sum = Add (wp, s)"]
+    else:
+        lines.append("sum = Add (w, p)")
+    epsilon = _number(node, "epsilon", 1e-12)
+    lines.append(f"y = LayerNormalization <axis: int = -1, epsilon: float = {epsilon!r}> (sum, gamma, beta)")
+    if not _asked(node, 1):
+        lines.append("count = Constant <value_int: int = 0> ()")
+    elif given(inputs, 7):
+        lines += ["unit = Constant <value_int: int = 1> ()", "whole = Cast <to: int = 7> (mask)"]
+        lines += ["kept = Equal (whole, unit)", "ones = Cast <to: int = 6> (kept)", _ints("last", 1)]
+        lines.append("count = ReduceSum <keepdims: int = 0> (ones, last)")
+    else:
+        lines += [_ints("at", 0), _ints("to", 1), "shape = Shape (ids)", "texts = Slice (shape, at, to)"]
+        lines += ["none = Constant <value_int: int = 0> ()", "zeros = Cast <to: int = 6> (none)"]
+        lines.append("count = Expand (zeros, texts)")
+    names = "ids, segment_ids, words, positions, segments, gamma, beta, mask, position_ids"
+    return f"EmbedLayerNormalization ({names}) => (y, count, sum) {{ {' '.join(lines)} }}"
+
+
+# --- attention ---
+
+
+def _heads(name: str, source: str, heads: int, size: int) -> list[str]:
+    """(B, S, heads * size) as (B, heads, S, size)"""
+    return [
+        _ints(f"{name}_sizes", 0, 0, heads, size),
+        f"{name}_heads = Reshape ({source}, {name}_sizes)",
+        f"{name} = Transpose <perm: ints = [0, 2, 1, 3]> ({name}_heads)",
+    ]
+
+
+def _sizes(name: str, source: str, axis: int) -> list[str]:
+    """One size of a value, as a vector of one element and as a scalar; `zero` is [0]."""
+    return [
+        _ints(f"{name}_from", axis),
+        _ints(f"{name}_to", axis + 1),
+        f"{name}_all = Shape ({source})",
+        f"{name} = Slice ({name}_all, {name}_from, {name}_to)",
+        f"{name}_number = Squeeze ({name}, zero)",
+    ]
+
+
+def _scores_mask(
+    mask: Abstract | None, batch: Size, causal: bool, filtered: float, dtype: DataType, past: bool
+) -> list[str] | None:
+    """What is added to the scores, as `added`: no line if nothing is; None for a mask of a form that is not known.
+
+    The mask is (B), the number of keys that are seen, or 1 and 0 as (B, T) or (B, S, T).
+    """
+    lines = [_ints("zero", 0), _ints("one", 1), *_sizes("queries", "q", 2), *_sizes("keys", "k", 2)]
+    lines += ["begin = Constant <value_int: int = 0> ()", "step = Constant <value_int: int = 1> ()"]
+    lines += ["places = Range (begin, keys_number, step)", _constant("nothing", 0.0, dtype)]
+    if causal:  # key j is seen by query i if j <= i + past
+        lines += [*_sizes("fresh", "fresh_keys", 2)] if past else []
+        lines.append("shift = Sub (keys, fresh)" if past else "shift = Sub (keys, keys)")
+        lines += ["counted = Range (begin, queries_number, step)", "moved = Add (counted, shift)"]
+        lines += ["rows = Unsqueeze (moved, one)", "seen = LessOrEqual (places, rows)"]
+        lines.append(_constant("lowest", _LOWEST, dtype))
+    if mask is not None:
+        if mask.dtype not in (DataType.INT32, DataType.INT64):
+            return None
+        lines += [_constant("filter", filtered, dtype), "whole = Cast <to: int = 7> (mask)"]
+        if mask.rank == 1 and mask.dims[0] == batch:
+            lines += [_ints("apart", 1, 2, 3), "ends = Unsqueeze (whole, apart)", "kept = Less (places, ends)"]
+        elif mask.rank in (2, 3):
+            lines += [_ints("apart", *((1, 2) if mask.rank == 2 else (1,)))]
+            lines += ["spread = Unsqueeze (whole, apart)", "kept = Greater (spread, begin)"]
+        else:
+            return None
+        lines.append("padding = Where (kept, nothing, filter)")
+    if causal:  # in place of the padding, not on top of it: no sum of the two lowest numbers
+        return [*lines, f"added = Where (seen, {'nothing' if mask is None else 'padding'}, lowest)"]
+    return [] if mask is None else [*lines, "added = Identity (padding)"]
+
+
+def _attended(scale: float, dtype: DataType, added: Sequence[str]) -> list[str]:
+    """softmax(scale q k^T + ...) v, as (B, S, heads * size)"""
+    lines = [
+        "k_turned = Transpose <perm: ints = [0, 1, 3, 2]> (k)",
+        "products = MatMul (q, k_turned)",
+        _constant("scale", scale, dtype),
+        "scores0 = Mul (products, scale)",
+    ]
+    last = "scores0"
+    if len(added) == 2:
+        lines += [f"masks = Add ({added[0]}, {added[1]})", f"scores1 = Add ({last}, masks)"]
+        last = "scores1"
+    elif added:
+        lines.append(f"scores1 = Add ({last}, {added[0]})")
+        last = "scores1"
+    return [
+        *lines,
+        f"shares = Softmax <axis: int = -1> ({last})",
+        "result = MatMul (shares, v)",
+        "rows_first = Transpose <perm: ints = [0, 2, 1, 3]> (result)",
+        _ints("flat", 0, 0, -1),
+        "y = Reshape (rows_first, flat)",
+    ]
+
+
+def _scale(node: ir.Node, size: int) -> float:
+    given_scale = _number(node, "scale", 0.0)
+    return given_scale if given_scale else float(np.float32(1) / np.sqrt(np.float32(size)))
+
+
+def multi_head_attention(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
+    """q (B,S,D); k and v (B,L,D), or heads first (B,N,L,H) as a decoder caches those of its encoder; past (B,N,P,H)"""
+    q, k, v, bias, mask, extra, past_k, past_v = (_value(inputs, i) for i in range(8))
+    heads = _whole(node, "num_heads")
+    if q is None or k is None or v is None or opset < 13 or heads < 1 or _asked(node, 3):
+        return None
+    if q.rank != 3 or k.rank != v.rank or k.rank not in (3, 4) or given(inputs, 8) or given(inputs, 9):
+        return None
+    if (past_k is None) != (past_v is None) or (past_k is not None and k.rank == 4):
+        return None
+    width, value_width = q.dims[2].value, v.dims[2].value if k.rank == 3 else v.dims[3].value
+    if not width or not value_width or width % heads or (k.rank == 3 and value_width % heads):
+        return None
+    size, value_size = width // heads, value_width // heads if k.rank == 3 else value_width
+    lines: list[str] = []
+    names = {"q": "query", "k": "key", "v": "value"}
+    if bias is not None:
+        widths = (width, width, value_size * heads)
+        lines += [_ints("widths", *widths), "bias_q, bias_k, bias_v = Split <axis: int = 0> (bias, widths)"]
+        for name in "qkv" if k.rank == 3 else "q":
+            lines.append(f"{name}_biased = Add ({names[name]}, bias_{name})")
+            names[name] = f"{name}_biased"
+    lines += _heads("q", names["q"], heads, size)
+    if k.rank == 4:
+        lines += ["k = Identity (key)", "v = Identity (value)"]
+    elif past_k is None:
+        lines += [*_heads("k", names["k"], heads, size), *_heads("v", names["v"], heads, value_size)]
+    else:
+        lines += [
+            *_heads("fresh_keys", names["k"], heads, size),
+            *_heads("fresh_values", names["v"], heads, value_size),
+            "k = Concat <axis: int = 2> (past_key, fresh_keys)",
+            "v = Concat <axis: int = 2> (past_value, fresh_values)",
+        ]
+    causal = _whole(node, "unidirectional") == 1
+    if causal and (k.rank == 4 or k.dims[1] != q.dims[1]):
+        return None
+    filtered = _number(node, "mask_filter_value", -10000.0)
+    made = _scores_mask(mask, q.dims[0], causal, filtered, q.dtype, past_k is not None)
+    if made is None:
+        return None
+    added = [*(["added"] if made else []), *(["attention_bias"] if extra is not None else [])]
+    lines += [*made, *_attended(_scale(node, size), q.dtype, added)]
+    lines += ["present_key = Identity (k)", "present_value = Identity (v)", "scores = Constant <value_int: int = 0> ()"]
+    operands = "query, key, value, bias, mask, attention_bias, past_key, past_value"
+    return f"MultiHeadAttention ({operands}) => (y, present_key, present_value, scores) {{ {' '.join(lines)} }}"
+
+
+def attention(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
+    """q, k, v = x (B,S,C) @ w (C,2D+E) + bias; past and present (2,B,N,T,H) hold keys and values"""
+    x, weight, bias, mask, past, extra = (_value(inputs, i) for i in range(6))
+    heads = _whole(node, "num_heads")
+    if x is None or weight is None or opset < 13 or heads < 1 or given(inputs, 6):
+        return None
+    if _whole(node, "do_rotary") or _whole(node, "past_present_share_buffer"):
+        return None
+    found, width = node.attributes.get("qkv_hidden_sizes"), weight.dims[1].value
+    if x.rank != 3 or not width or (found is None and width % 3):
+        return None
+    widths = [int(w) for w in found.value] if found is not None else [width // 3] * 3
+    if len(widths) != 3 or widths[0] != widths[1] or any(w < 1 or w % heads for w in widths):
+        return None
+    size, value_size = widths[0] // heads, widths[2] // heads
+    cached = past is not None or _asked(node, 1)
+    if cached and size != value_size:
+        return None
+    lines = ["product = MatMul (x, weight)", _ints("widths", *widths)]
+    lines.append("packed = Add (product, bias)" if bias is not None else "packed = Identity (product)")
+    lines.append("query, key, value = Split <axis: int = 2> (packed, widths)")
+    lines += _heads("q", "query", heads, size)
+    new_k, new_v = ("fresh_keys", "fresh_values") if past is not None else ("k", "v")
+    lines += [*_heads(new_k, "key", heads, size), *_heads(new_v, "value", heads, value_size)]
+    if past is not None:
+        lines += [_ints("single", 1, 1), "past_keys, past_values = Split <axis: int = 0> (past, single)"]
+        lines += [_ints("front", 0), "past_k = Squeeze (past_keys, front)", "past_v = Squeeze (past_values, front)"]
+        lines.append("k = Concat <axis: int = 2> (past_k, fresh_keys)")
+        lines.append("v = Concat <axis: int = 2> (past_v, fresh_values)")
+    causal = _whole(node, "unidirectional") == 1
+    filtered = _number(node, "mask_filter_value", -10000.0)
+    made = _scores_mask(mask, x.dims[0], causal, filtered, x.dtype, past is not None)
+    if made is None:
+        return None
+    added = [*(["added"] if made else []), *(["attention_bias"] if extra is not None else [])]
+    lines += [*made, *_attended(_scale(node, size), x.dtype, added)]
+    if cached:
+        lines += [_ints("ahead", 0), "k_first = Unsqueeze (k, ahead)", "v_first = Unsqueeze (v, ahead)"]
+        lines.append("present = Concat <axis: int = 0> (k_first, v_first)")
+    else:
+        lines.append("present = Constant <value_int: int = 0> ()")
+    operands = "x, weight, bias, mask, past, attention_bias"
+    return f"Attention ({operands}) => (y, present) {{ {' '.join(lines)} }}"
+
+
+def rotary_embedding(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
+    """x (B,S,N*H) or (B,N,S,H), turned by the rows of the tables at its positions: (B,S), or the first one alone"""
+    x, positions, cos, _ = (_value(inputs, i) for i in range(4))
+    if x is None or positions is None or cos is None or opset < 13 or x.rank not in (3, 4):
+        return None
+    half, heads, turned = cos.dims[-1].value, _whole(node, "num_heads"), _whole(node, "rotary_embedding_dim")
+    last = x.dims[-1].value
+    if not half or last is None or _whole(node, "is_packed_batching") or cos.rank != 2:
+        return None
+    turned = turned or 2 * half
+    size = last if x.rank == 4 else last // heads if heads else turned
+    if turned != 2 * half or turned > size or last % size or not (positions.rank == 2 or positions.dims == (ONE,)):
+        return None
+    lines = [_ints("zero", 0), _ints("one", 1)]
+    lines += ["heads = Identity (x)"] if x.rank == 4 else _heads("heads", "x", last // size, size)
+    if positions.rank == 2:
+        lines += ["cos_rows = Gather (cos, positions)", "sin_rows = Gather (sin, positions)"]  # (B,S,H/2)
+        lines += ["c = Unsqueeze (cos_rows, one)", "s = Unsqueeze (sin_rows, one)"]  # (B,1,S,H/2)
+    else:
+        lines += [*_sizes("length", "heads", 2), "end = Add (positions, length)"]
+        lines += ["c = Slice (cos, positions, end, zero)", "s = Slice (sin, positions, end, zero)"]  # (S,H/2)
+    whole, rest = "heads", ""
+    if turned < size:
+        lines += [_ints("parts", turned, size - turned), "whole, rest = Split <axis: int = -1> (heads, parts)"]
+        whole, rest = "whole", "rest"
+    if _whole(node, "interleaved"):
+        lines += _interleaved(whole)
+    else:
+        lines += [_ints("halves", half, half), f"first, second = Split <axis: int = -1> ({whole}, halves)"]
+        lines += _rotated()
+        lines.append("result = Concat <axis: int = -1> (real, imaginary)")
+    if rest:
+        lines.append(f"joined = Concat <axis: int = -1> (result, {rest})")
+    end = "joined" if rest else "result"
+    if x.rank == 4:
+        lines.append(f"y = Identity ({end})")
+    else:
+        lines += [f"rows_first = Transpose <perm: ints = [0, 2, 1, 3]> ({end})", _ints("flat", 0, 0, last)]
+        lines.append("y = Reshape (rows_first, flat)")
+    return f"RotaryEmbedding (x, positions, cos, sin) => (y) {{ {' '.join(lines)} }}"
+
+
+def _rotated() -> list[str]:
+    """(first + i second) (c + i s)"""
+    return [
+        "first_c = Mul (first, c)",
+        "second_s = Mul (second, s)",
+        "real = Sub (first_c, second_s)",
+        "first_s = Mul (first, s)",
+        "second_c = Mul (second, c)",
+        "imaginary = Add (first_s, second_c)",
+    ]
+
+
+def _interleaved(whole: str) -> list[str]:
+    return [
+        _ints("after", 2**31 - 1),
+        _ints("last", -1),
+        _ints("every_second", 2),
+        f"first = Slice ({whole}, zero, after, last, every_second)",
+        f"second = Slice ({whole}, one, after, last, every_second)",
+        *_rotated(),
+        "real_apart = Unsqueeze (real, last)",
+        "imaginary_apart = Unsqueeze (imaginary, last)",
+        "pairs = Concat <axis: int = -1> (real_apart, imaginary_apart)",
+        f"whole_shape = Shape ({whole})",
+        "result = Reshape (pairs, whole_shape)",
+    ]
+
+
+BODIES = {
+    ("com.microsoft", "FusedMatMul"): fused_matmul,
+    ("com.microsoft", "TransposeMatMul"): fused_matmul,
+    ("com.microsoft", "FusedGemm"): fused_gemm,
+    ("com.microsoft", "FusedConv"): fused_conv,
+    ("com.microsoft", "SkipLayerNormalization"): skip_layer_norm,
+    ("com.microsoft", "SkipSimplifiedLayerNormalization"): skip_layer_norm,
+    ("com.microsoft", "EmbedLayerNormalization"): embed_layer_norm,
+    ("com.microsoft", "MultiHeadAttention"): multi_head_attention,
+    ("com.microsoft", "Attention"): attention,
+    ("com.microsoft", "RotaryEmbedding"): rotary_embedding,
+}
