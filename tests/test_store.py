@@ -655,3 +655,56 @@ def test_nodes_out_of_order_are_sorted_as_onnx_runtime_does(tmp_path):
     model.graph.node.extend(shuffled)
     onnx.save(model, tmp_path / "m.onnx")
     assert [n.op_type for n in store.open_model(tmp_path / "m.onnx").graph] == ["Exp", "Neg"]
+
+
+def cli(*words: str) -> object:
+    """The exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    return ended.value.code
+
+
+def classifier(path: Path) -> None:
+    """As scikit-learn's converter writes it: a label, and for each row a map from class to score."""
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 15, "ai.onnx.ml": 1]>
+        g (float[n, 4] x) => (int64[n] label, float scores) <float[1, 4] scale = {0.5, 2.0, 1.0, -1.0}> {
+            even = Mul(x, scale)
+            label, rows = ai.onnx.ml.LinearClassifier<classlabels_ints = [0, 1], post_transform = "SOFTMAX",
+                coefficients = [1.0, 2.0, 3.0, 4.0, -1.0, 0.5, 0.25, 1.0], intercepts = [0.1, 0.2]>(even)
+            scores = ai.onnx.ml.ZipMap<classlabels_int64s = [0, 1]>(rows)
+        }""")
+    kind = onnx.TypeProto.Map(key_type=T.INT64, value_type=h.make_tensor_type_proto(T.FLOAT, []))
+    proto.graph.output[1].type.CopyFrom(h.make_sequence_type_proto(onnx.TypeProto(map_type=kind)))
+    onnx.save(proto, path)
+
+
+def test_a_classifier_that_answers_with_maps_is_rewritten_and_keeps_their_type(tmp_path: Path) -> None:
+    classifier(tmp_path / "a.onnx")
+    assert cli("optimize", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), "--quick") == 0
+    written = onnx.load(tmp_path / "b.onnx")
+    onnx.checker.check_model(written)
+    assert written.graph.output[1].type.sequence_type.elem_type.map_type.key_type == T.INT64
+    assert cli("compile", str(tmp_path / "a.onnx"), "--dry-run") == 0
+
+
+def test_verify_compares_the_scores_of_maps_within_the_tolerance(tmp_path: Path) -> None:
+    classifier(tmp_path / "a.onnx")
+    proto = onnx.load(tmp_path / "a.onnx")
+    (constants,) = proto.graph.initializer
+    for change, code in ((1e-7, 0), (0.5, 1)):
+        moved = onnx.numpy_helper.to_array(constants) + np.float32(change)
+        proto.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(moved, "scale"))
+        onnx.save(proto, tmp_path / "b.onnx")
+        assert cli("verify", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx")) == code
+
+
+def test_initializers_that_an_old_file_lists_as_inputs_are_constants(tmp_path: Path) -> None:
+    old = small_model()
+    old.ir_version = 3
+    old.graph.input.append(h.make_tensor_value_info("w", T.FLOAT, [4, 3]))
+    onnx.save(old, tmp_path / "old.onnx")
+    assert [v.name for v in store.open_model(tmp_path / "old.onnx").graph.inputs] == ["x"]
+    newer = small_model()  # here a caller can give another weight
+    newer.graph.input.append(h.make_tensor_value_info("w", T.FLOAT, [4, 3]))
+    onnx.save(newer, tmp_path / "newer.onnx")
+    assert [v.name for v in store.open_model(tmp_path / "newer.onnx").graph.inputs] == ["x", "w"]

@@ -241,12 +241,14 @@ def open_model(model: ModelLike) -> ir.Model:
     if isinstance(model, ir.Model):
         return model
     if isinstance(model, onnx.ModelProto):
-        return unknown_dims(_from_proto(model, "the model"))
+        return as_run(from_proto(model))
     path = find_model(model)
     check_external_data(path)
-    sparse = check_model(path)
+    check_model(path)
+    proto = read_proto(path)
     try:
-        loaded = unknown_dims(_load(path, sparse))
+        loaded = as_run(from_proto(proto, str(path)))
+        ir.external_data.set_base_dir(loaded.graph, path.parent)
         loaded.graph.sort()  # ONNX Runtime runs nodes that are out of order, too
         return loaded
     except OpsmithError:
@@ -276,20 +278,69 @@ def _write_out(graph: onnx.GraphProto, what: str) -> None:
     graph.ClearField("sparse_initializer")
 
 
-def _from_proto(proto: onnx.ModelProto, what: str) -> ir.Model:
+_TYPE = "opsmith.type"  # in the meta of a value: its type as ONNX writes it, where onnx-ir has none
+
+
+def _map_types(proto: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """value -> its type, where that is a map or holds one: the outputs of classifiers from scikit-learn."""
+    values = (*proto.graph.input, *proto.graph.output, *proto.graph.value_info)
+    return {value.name: value.type for value in values if _has_map(value.type)}
+
+
+def _has_map(kind: onnx.TypeProto) -> bool:
+    inner = {"sequence_type": kind.sequence_type, "optional_type": kind.optional_type}.get(
+        kind.WhichOneof("value") or ""
+    )
+    return kind.HasField("map_type") if inner is None else _has_map(inner.elem_type)
+
+
+def from_proto(proto: onnx.ModelProto, what: str = "the model") -> ir.Model:
+    """onnx-ir knows no sparse weights, which are written out, and no maps: values of such types come without one, and
+    `write_model` gives them back."""
     if _is_sparse(proto.graph):
         proto = onnx.ModelProto.FromString(proto.SerializeToString())
         _write_out(proto.graph, what)
-    model: ir.Model = ir.from_proto(proto)
+    kept = {name: kind.SerializeToString() for name, kind in _map_types(proto).items()}
+    if not kept:
+        whole: ir.Model = ir.from_proto(proto)
+        return whole
+    plain = onnx.ModelProto()
+    plain.CopyFrom(proto)
+    for value in (*plain.graph.input, *plain.graph.output, *plain.graph.value_info):
+        if value.name in kept:
+            value.ClearField("type")
+    model: ir.Model = ir.from_proto(plain)
+    for found in (*model.graph.inputs, *model.graph.outputs):
+        if found.name in kept:
+            found.meta[_TYPE] = kept[found.name]
     return model
 
 
-def _load(path: Path, sparse: bool) -> ir.Model:
-    if not sparse:
-        return ir.load(path)
-    loaded = _from_proto(read_proto(path), str(path))
-    ir.external_data.set_base_dir(loaded.graph, path.parent)
-    return loaded
+def write_model(model: ir.Model, path: Path, **options: Any) -> None:
+    """As ir.save, with the types that only ONNX itself can write."""
+    ir.save(model, path, **options)
+    kept = {v.name: v.meta[_TYPE] for v in (*model.graph.inputs, *model.graph.outputs) if _TYPE in v.meta}
+    if kept:
+        proto = onnx.load(str(path), load_external_data=False)
+        for value in (*proto.graph.input, *proto.graph.output):
+            if value.name in kept:
+                value.type.ParseFromString(kept[value.name])
+        path.write_bytes(proto.SerializeToString())
+
+
+def as_run(model: ir.Model) -> ir.Model:
+    """The model as ONNX Runtime reads it, where files say it in other ways."""
+    return unknown_dims(constant_initializers(model))
+
+
+def constant_initializers(model: ir.Model) -> ir.Model:
+    """Before IR 4 each initializer is listed as an input, too, but no caller can override it: from here on it is none."""
+    if model.ir_version < 4:
+        for graph in model.graphs():
+            for value in [v for v in graph.inputs if v.is_initializer()]:
+                graph.inputs.remove(value)
+        model.ir_version = 4
+    return model
 
 
 def unknown_dims(model: ir.Model) -> ir.Model:
@@ -492,17 +543,15 @@ def tensors(message: Any) -> Iterator[onnx.TensorProto]:
 _KNOWN_TO_ORT = {"LayerNormalization", "SimplifiedLayerNormalization"}
 
 
-def check_model(path: Path) -> bool:
-    """Refuse a model that ONNX's checker refuses: unknown op or opset, undefined value, wrong attribute. Gives whether it has
-    sparse weights."""
+def check_model(path: Path) -> None:
+    """Refuse a model that ONNX's checker refuses: unknown op or opset, undefined value, wrong attribute."""
     stat = path.stat()
-    return _check_model(path.absolute(), stat.st_mtime_ns, stat.st_size)
+    _check_model(path.absolute(), stat.st_mtime_ns, stat.st_size)
 
 
 @functools.lru_cache(maxsize=64)
-def _check_model(path: Path, mtime: int, size: int) -> bool:
+def _check_model(path: Path, mtime: int, size: int) -> None:
     proto = read_proto(path)
-    sparse = _is_sparse(proto.graph)
     newest = onnx.defs.onnx_opset_version()
     for opset in proto.opset_import:
         if opset.domain in ("", "ai.onnx") and not 1 <= opset.version <= newest:
@@ -514,7 +563,6 @@ def _check_model(path: Path, mtime: int, size: int) -> bool:
         onnx.checker.check_model(_structure(proto))
     except Exception as error:
         raise OpsmithError(f"{path} is not a valid ONNX model: {' '.join(str(error).split())[:300]}") from error
-    return sparse
 
 
 def _structure(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -570,10 +618,10 @@ def save_model(model: ir.Model, path: Path) -> None:
     graphs = [model.graph, *(f.graph for f in model.functions.values())]
     weights = sum(v.const_value.nbytes for g in graphs for v in g.initializers.values() if v.const_value is not None)
     if weights > EMBED_LIMIT:
-        ir.save(model, path, external_data=f"{path.name}.data", size_threshold_bytes=1024)
+        write_model(model, path, external_data=f"{path.name}.data", size_threshold_bytes=1024)
     else:
         # What is left of a larger model may still point at that one's file.
-        ir.save(ir.external_data.load_to_model(model), path)
+        write_model(ir.external_data.load_to_model(model), path)
 
 
 def copy_model(source: ModelLike, path: Path) -> None:

@@ -205,3 +205,22 @@ def test_a_run_for_shapes_gives_up_on_a_loop_without_end(monkeypatch: pytest.Mon
     assert (
         cost.nodes[0].flops is None and cost.note == "shapes could not be measured: the model ran for more than 0.1 s"
     )
+
+
+def test_a_branch_counts_what_it_did_in_the_run_that_measured_its_shapes() -> None:
+    branching = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]>
+        g (float[n, 8] x, bool go) => (float[m, k] y) <float[8, 4] w = {1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8}> {
+            y = If(go) <then_branch = a () => (float[i, j] p) { rows = NonZero(x) r = CastLike(rows, x) q = MatMul(x, w) p = Neg(q) },
+                        else_branch = b () => (float[i, j] s) { s = Abs(x) }>
+        }""")
+    cost = flops(branching, {"n": 3})
+    assert cost.nodes[0].op == "If" and cost.total == 2 * 3 * 8 * 4 + 3 * 4
+
+
+def test_sizes_that_do_not_run_give_way_to_sizes_that_do() -> None:
+    """[1, samples] -> [samples / 500, 500]: the small default does not fit, a second of sound does."""
+    picky = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]>
+        g (float[1, samples] x) => (float[a, b] y) <int64[2] to = {-1, 500}> { r = Reshape(x, to) y = Neg(r) }""")
+    assert flops(picky).total == 16000
+    with pytest.raises(OpsmithError):
+        flops(picky, {"nothing": 7})

@@ -209,3 +209,31 @@ def test_weights_that_are_stored_in_half_precision_stay_so(tmp_path):
         v.dtype for v in store.open_model(result.variant.path).graph.initializers.values() if v.const_value.size > 1024
     }
     assert kinds == {ir.DataType.FLOAT16}
+
+
+def test_magnitude_zeroes_kernels_of_convolutions_and_refuses_where_there_is_nothing_to_zero(tmp_path):
+    rng = np.random.default_rng(0)
+    kernel = numpy_helper.from_array(rng.standard_normal((8, 3, 3, 3)).astype(np.float32))
+    value = helper.make_tensor_value_info
+    for name, nodes in (
+        ("conv", [helper.make_node("Constant", [], ["w"], value=kernel), helper.make_node("Conv", ["x", "w"], ["y"])]),
+        ("none", [helper.make_node("Relu", ["x"], ["y"])]),
+    ):
+        graph = helper.make_graph(
+            nodes, "g", [value("x", TensorProto.FLOAT, [1, 3, 8, 8])], [value("y", TensorProto.FLOAT, None)]
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    result = prune(tmp_path / "conv.onnx", tmp_path / "a.onnx", method="magnitude", ratio=0.25)
+    assert result.weights == (216, 162)
+    (weight,) = onnx.load(tmp_path / "a.onnx").graph.initializer
+    assert int((numpy_helper.to_array(weight) == 0).sum()) == 54
+    with pytest.raises(OpsmithError, match="no weights of products, convolutions"):
+        prune(tmp_path / "none.onnx", tmp_path / "b.onnx", method="magnitude", ratio=0.25)
+    assert not (tmp_path / "b.onnx").exists()
+
+
+def test_what_a_model_answers_in_maps_is_judged(tmp_path):
+    maps, arrays = [{0: 0.25, 1: 0.75}, {0: 1.0, 1: 0.0}], [np.ones((2, 2), np.float32)]
+    assert quality._numbers(maps).tolist() == [0.25, 0.75, 1.0, 0.0]
+    assert quality._numbers(arrays).tolist() == [1.0] * 4 and quality._numbers([]).size == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import models
@@ -318,3 +319,62 @@ def test_a_model_that_runs_at_one_size_only_is_judged_at_that_size(tmp_path):
     onnx.save(proto, tmp_path / "m.onnx")
     result = opsmith.quantize(tmp_path / "m.onnx", tmp_path / "q", method="dynamic")
     assert result.quality is not None and result.quality.cosine > 0.99
+
+
+def hidden_weights(path):
+    """Three matrices of 32x64 where exporters put them: in a Constant node, behind an Identity, inside a branch."""
+    rng = np.random.default_rng(3)
+    w = [numpy_helper.from_array(rng.standard_normal((32, 64)).astype(np.float32), f"w{i}") for i in range(3)]
+    value = helper.make_tensor_value_info
+    branch = helper.make_graph(
+        [
+            helper.make_node("Constant", [], ["inner"], value=w[2]),
+            helper.make_node("MatMul", ["x", "inner"], ["z"], name="in_branch"),
+        ],
+        "then",
+        [],
+        [value("z", TensorProto.FLOAT, ["rows", 64])],
+    )
+    other = helper.make_graph(
+        [helper.make_node("Identity", ["sum"], ["o"])], "else", [], [value("o", TensorProto.FLOAT, ["rows", 64])]
+    )
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value=w[0]),
+        helper.make_node("Identity", ["w1"], ["same"]),
+        helper.make_node("MatMul", ["x", "c"], ["a"], name="of_constant"),
+        helper.make_node("MatMul", ["x", "same"], ["b"], name="of_identity"),
+        helper.make_node("Add", ["a", "b"], ["sum"]),
+        helper.make_node("If", ["go"], ["branched"], then_branch=branch, else_branch=other),
+        helper.make_node("Add", ["branched", "sum"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [value("x", TensorProto.FLOAT, ["rows", 32]), value("go", TensorProto.BOOL, [])],
+        [value("y", TensorProto.FLOAT, ["rows", 64])],
+        [w[1]],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+
+
+@pytest.mark.parametrize("method, error", [("weight-only", 0.01), ("fp16", 0.001)])
+def test_weights_in_constants_behind_identity_and_in_branches_become_smaller(tmp_path, method, error):
+    hidden_weights(tmp_path / "a.onnx")
+    result = quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", method=method)
+    assert result.quantized == 3 and result.after < result.before * 0.6
+    x = np.random.default_rng(0).standard_normal((5, 32)).astype(np.float32)
+    for go in (True, False):
+        feed = {"x": x, "go": np.array(go)}
+        a, b = (ort.InferenceSession(tmp_path / f"{name}.onnx").run(None, feed)[0] for name in "ab")
+        assert np.abs(a - b).max() < error * np.abs(a).max()
+
+
+def test_a_result_that_is_far_off_or_no_smaller_says_so(tmp_path):
+    linear(tmp_path / "a.onnx", k=64, n=64, bias_shape=(64,))
+    with pytest.raises(OpsmithError, match="nothing that fp16.*half precision"):
+        linear(tmp_path / "small.onnx", k=4, n=4, bias_shape=(4,))
+        quantize(tmp_path / "small.onnx", tmp_path / "b.onnx", method="fp16")
+    result = quantize(tmp_path / "a.onnx", tmp_path / "c.onnx")
+    worse = dataclasses.replace(result, after=result.before, quality=dataclasses.replace(result.quality, cosine=0.6))
+    assert not result.remarks
+    assert [r.split(" ")[1] for r in worse.remarks] == ["answers", "file"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from opsmith.analysis.registry import Node, infers
 from opsmith.analysis.values import FLOATS, REALS, Abstract, DataType, Unsupported, abstract
-from opsmith.sizes import Real, Size, floor_div
+from opsmith.sizes import Real, Size, as_size, floor_div
 
 
 @infers("Det")
@@ -82,10 +82,16 @@ def _dft(node: Node) -> list[Abstract]:
     return [abstract(x.dtype, [*x.dims[: spectrum.axis], spectrum.bins, *x.dims[spectrum.axis + 1 : -1], 2])]
 
 
+def stft_parts(node: Node) -> Size:
+    """1 for real and 2 for complex samples; ONNX Runtime also takes real ones without an axis for it."""
+    x = node.input(0)
+    return x.dims[-1] if x.rank == 3 else as_size(1)
+
+
 def stft_of(node: Node) -> tuple[Size, Size, Spectrum]:
     """Frames, their distance, and the transform of each."""
-    x = node.input(0)
-    if x.dtype not in FLOATS or x.rank != 3 or x.dims[-1].value not in (1, 2):
+    x, parts = node.input(0), stft_parts(node)
+    if x.dtype not in FLOATS or x.rank not in (2, 3) or parts.value not in (1, 2):
         raise Unsupported(f"STFT on {x.dtype.name} of rank {x.rank}")
     step = node.elements(1, "the distance of frames")[0]
     if node.has(3):
@@ -100,7 +106,7 @@ def stft_of(node: Node) -> tuple[Size, Size, Spectrum]:
     node.expect(length, ">", 0, "a transform of length 0")
     node.expect(length, "<=", x.dims[1], "the signal is shorter than a frame")
     onesided = node.flag("onesided", True)
-    if onesided and x.dims[-1] != 1:
+    if onesided and parts != 1:
         raise Unsupported("a one-sided transform of complex numbers")
     frames = floor_div(x.dims[1] - length, step) + 1
     return frames, step, Spectrum(1, length, floor_div(length, 2) + 1 if onesided else length)

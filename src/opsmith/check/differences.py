@@ -105,11 +105,19 @@ def compare_any(name: str, a: Any, b: Any, tolerance: Tolerance) -> Iterator[Out
             return
         for index, (left, right) in enumerate(zip(a, b)):
             yield from compare_any(f"{name}[{index}]", left, right, tolerance)
+    elif isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():  # an ONNX map: classes and their scores
+        left, right = ([_narrow(x[key]) for key in a] for x in (a, b))
+        yield from compare_any(name, np.asarray(left), np.asarray(right), tolerance)
     elif isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         yield compare_arrays(a, b, rtol=tolerance.rtol, atol=tolerance.atol, bound=tolerance.bound, name=name)
     else:
         same = type(a) is type(b) and a == b
         yield _failed(name, type(b).__name__, (), None if same else "differs")
+
+
+def _narrow(value: Any) -> Any:
+    """ONNX Runtime gives the floats of a map, which are of single precision, as Python's."""
+    return np.float32(value) if isinstance(value, float) else value
 
 
 def _failed(name: str, dtype: str, shape: tuple[int, ...], problem: str | None) -> OutputCheck:

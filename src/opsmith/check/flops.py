@@ -13,9 +13,9 @@ import functools
 import json
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import onnx
 import onnx.inliner
@@ -23,6 +23,7 @@ import onnx_ir as ir
 
 from opsmith import bounds, session, store
 from opsmith.check import inputs as generate
+from opsmith.check.feed import judged_feed
 from opsmith.check.inputs import Dims, Fixed
 from opsmith.check.op_costs import Shape, is_known, node_flops
 from opsmith.check.values import random_inputs
@@ -87,7 +88,11 @@ def flops(model: store.ModelLike, dims: Fixed | None = None, *, run: bool = True
     shapes = {name: shape for name, (shape, _) in values.items()}
     if run and any(is_known(node) and node_flops(node, shapes) is None for node in flat.graph.node):
         try:
-            values |= _measured(model, opened, numbers)
+            # other sizes are searched for without a limit of time, which a loop may not end within
+            found, used = _measured(model, opened, numbers, free=not dims and not _loops(opened))
+            if used != numbers:
+                numbers, values = used, _inferred(flat, wanted, used)
+            values |= found
             measured = True
             costs = _costs(proto, flat, owners, values)
         except OpsmithError as error:
@@ -127,7 +132,17 @@ def _inline(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[int]]:
     owners = [i for i, n in enumerate(proto.graph.node) for _ in range(size((n.domain, n.op_type, n.overload)))]
     for number, node in enumerate(flat.graph.node):
         node.name = f"{owners[number]}/{number}"  # unique, so that the profiler's events can be told apart
+        for inner, one in enumerate(_within(node)):
+            one.name = f"{node.name}/{inner}"
     return flat, owners
+
+
+def _within(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of its branches or its loop's body, and of theirs."""
+    for graph in (g for attribute in node.attribute for g in (attribute.g, *attribute.graphs)):
+        for inner in graph.node:
+            yield inner
+            yield from _within(inner)
 
 
 def _costs(proto: onnx.ModelProto, flat: onnx.ModelProto, owners: Sequence[int], values: _Known) -> list[NodeCost]:
@@ -215,15 +230,26 @@ _BITS = {"bool": 8, "float16": 16, "bfloat16": 16, "float": 32, "double": 64}
 _BITS |= {f"{sign}int{bits}": bits for sign in ("", "u") for bits in (8, 16, 32, 64)}
 
 
-def _measured(model: store.ModelLike, opened: ir.Model, dims: Mapping[str, int]) -> _Known:
+def _measured(model: store.ModelLike, opened: ir.Model, dims: Dims, free: bool) -> tuple[_Known, Dims]:
+    """Each node's output shapes in a run at DIMS; where they do not run and are FREE, at those found to run, returned."""
+    try:
+        return _profiled(model, opened, random_inputs(opened, dims)), dims
+    except OpsmithError:
+        judged = judged_feed(model) if free else None
+        if judged is None or judged.feed is None:
+            raise
+        return _profiled(model, opened, judged.feed), {**dims, **judged.dims}
+
+
+def _profiled(model: store.ModelLike, opened: ir.Model, feed: Mapping[str, Any]) -> _Known:
     """Run once under the profiler, unoptimized, and read each node's output shapes."""
-    feed = random_inputs(opened, dims)
     written: dict[str, list[str]] = {}
 
     def edit(proto: onnx.ModelProto) -> None:
         flat, _ = _inline(proto)
         proto.CopyFrom(flat)
-        written.update({node.name: [o for o in node.output if o] for node in proto.graph.node})
+        nodes = (n for node in proto.graph.node for n in (node, *_within(node)))
+        written.update({node.name: [o for o in node.output if o] for node in nodes})
 
     with store.on_disk(model) as path, tempfile.TemporaryDirectory(prefix="opsmith-flops-") as folder:
         running = session.load(path, optimize=False, profile_prefix=str(Path(folder) / "run"), edit=edit)

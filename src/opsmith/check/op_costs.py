@@ -88,14 +88,14 @@ def node_flops(node: onnx.NodeProto, shapes: Shapes) -> int | None:
 
 
 def _subgraphs(attributes: Mapping[str, Any], shapes: Shapes) -> int | None:
-    """A branch costs what the dearer one does; a loop's body is counted once, its trips are not known here."""
+    """A branch costs what the dearer of those whose shapes are known does; a loop's body is counted once, its trips are
+    not known here."""
     branches = []
     for graph in (a for a in attributes.values() if isinstance(a, onnx.GraphProto)):
         parts = [node_flops(node, shapes) for node in graph.node]
-        if None in parts:
-            return None
-        branches.append(sum(p for p in parts if p is not None))
-    return max(branches, default=0)
+        branches.append(None if None in parts else sum(p for p in parts if p is not None))
+    known = [b for b in branches if b is not None]
+    return max(known) if known else None if branches else 0
 
 
 def _products(node: onnx.NodeProto, attributes: Mapping[str, Any], shapes: Shapes) -> int | None:

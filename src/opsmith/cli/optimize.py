@@ -142,7 +142,7 @@ def _print(result: OptimizeResult) -> None:
             table.add_row(name, str(a), str(b))
     table.add_row("[bold]all nodes[/]", str(before.total), str(after.total))
     table.add_row("size", size(before.size), size(after.size))
-    table.add_row("GFLOPs", _giga(before.flops), _giga(after.flops))
+    table.add_row("FLOPs", _work(before.flops), _work(after.flops))
     if before.milliseconds is not None and after.milliseconds is not None:
         table.add_row("time, ms", f"{before.milliseconds:.2f}", f"{after.milliseconds:.2f}")
         table.add_row("", "", faster(before.milliseconds / after.milliseconds))
@@ -158,5 +158,5 @@ def _change(name: str, before: Summary, after: Summary) -> int:
     return abs(before.nodes.get(name, 0) - after.nodes.get(name, 0))
 
 
-def _giga(flops: int | None) -> str:
-    return "?" if flops is None else f"{flops / 1e9:.3f}"
+def _work(flops: int | None) -> str:
+    return "?" if flops is None else console.count_text(flops)

@@ -124,4 +124,6 @@ def _print(result: QuantizeResult) -> None:
         table.add_row("KL divergence, nats", "", f"{quality.kl:.2e}")
         table.add_row("top-1 agreement", "", f"{quality.top1:.1%}")
     console.show(table)
+    for remark in result.remarks:
+        console.remark(remark)
     console.say(f"wrote {console.escape(str(result.variant.path))}")

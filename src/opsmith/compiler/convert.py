@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
+from opsmith import store
 from opsmith.compiler.partition import Region, bodies
 from opsmith.compiler.program import Program
 from opsmith.compiler.source import Source
@@ -221,4 +222,4 @@ def save_converted(model: ir.Model, path: Path, data: Path) -> None:
         empty = file.seek(0, 2) == 0
     if empty:
         data.unlink()
-    ir.save(model, path)
+    store.write_model(model, path)

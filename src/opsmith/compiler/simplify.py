@@ -49,7 +49,7 @@ def inline(model: ir.Model) -> None:
 
 def _infer_shapes(model: ir.Model) -> None:
     """As bounds.infer_shapes, on an ir.Model: the elements of vectors are followed unless there are too many of them."""
-    with passes.quiet():
+    with passes.quiet(), passes.without_maps(model):
         common.ShapeInferencePass(data_prop=False)(model)
         shapes = (v.shape for n in model.graph for v in n.outputs if v.shape is not None and len(v.shape) == 1)
         if sum(s[0] for s in shapes if isinstance(s[0], int)) <= bounds.FOLLOWED:

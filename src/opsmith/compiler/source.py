@@ -79,7 +79,7 @@ class Source:
 
 def load(src: ModelLike, shapes: Fixed | None = None) -> ir.Model:
     # A model in memory is copied: the caller's stays as it is. Its weights may lie in files, which a proto would lose sight of.
-    model = store.unknown_dims(src.clone()) if isinstance(src, ir.Model) else store.open_model(src)
+    model = store.as_run(src.clone()) if isinstance(src, ir.Model) else store.open_model(src)
     if shapes:
         fix_dims(model, shapes)
     inline(model)

@@ -67,10 +67,21 @@ def tidy(model: ir.Model) -> None:
     common.NameFixPass()(model)
 
 
+def expose_weights(model: ir.Model) -> None:
+    """Weights in Constant nodes, behind an Identity, or inside branches and loops become initializers of the main graph."""
+    common.LiftConstantsToInitializersPass()(model)
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
+    for node in list(model.graph.all_nodes()):
+        if node.op_type != "Identity" or node.domain not in ("", "ai.onnx") or not constant(node.inputs[0]):
+            continue
+        if not node.outputs[0].is_graph_output() and node.inputs[0] is not None:
+            node.outputs[0].replace_all_uses_with(node.inputs[0])
+
+
 def find_layers(model: ir.Model, *, casts: bool = False) -> list[Layer]:
-    """All products with a constant float matrix in the main graph, in order. CASTS: also those stored in another float type."""
+    """All products with a constant float matrix, in order, those inside branches and loops too. CASTS: also those stored in another float type."""
     layers = []
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         layer = _layer(node, casts)
         if layer is not None:
             layers.append(layer)
@@ -139,7 +150,7 @@ def _untransposed(weight: ir.Value) -> tuple[ir.Value, bool]:
 def find_tables(model: ir.Model) -> list[tuple[ir.Node, ir.Value]]:
     """Embedding tables: Gather nodes on a constant float matrix, along its rows."""
     tables = []
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         if node.op_type == "Gather" and node.domain in ("", "ai.onnx") and node.attributes.get_int("axis", 0) == 0:
             table = node.inputs[0]
             if table is None or not constant(table):

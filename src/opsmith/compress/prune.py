@@ -23,10 +23,10 @@ import onnx_ir as ir
 
 from opsmith import progress, session, store
 from opsmith.compress import importance, quality
-from opsmith.compress.layers import Layer, find_layers, tidy
+from opsmith.compress.layers import Layer, expose_weights, find_layers, stored, tidy
 from opsmith.compress.own_outputs import write_test_data
 from opsmith.compress.prune_heads import find_heads
-from opsmith.compress.prune_magnitude import zero_smallest
+from opsmith.compress.prune_magnitude import weights, zero_smallest
 from opsmith.compress.prune_neurons import find_neurons
 from opsmith.compress.quality import Feed, Quality
 from opsmith.compress.quantize import halve
@@ -86,7 +86,7 @@ def prune(
 ) -> PruneResult:
     """Write SRC without its least important parts to DEST, a variant folder or .onnx file.
 
-    `ratio` is the share of the weights of all heads or neurons that goes (magnitude: of the matrices' weights), `shrink` the share
+    `ratio` is the share of the weights of all heads or neurons that goes (magnitude: of the weights that are multiplied with), `shrink` the share
     of all weights of the model; one of them is needed. `uniform` takes the same share from every layer. `calibration` is a
     text file, .npz files or a folder, as for quantize; a quarter of its cases is kept for judging the result.
     """
@@ -107,6 +107,7 @@ def prune(
         if store.libraries(source):
             raise OpsmithError(f"{source} is compiled; its weights are packed", "prune the variant it was made from")
         model = store.open_model(source)
+        expose_weights(model)
         feeds = quality.calibration_feeds(source, model, calibration, samples)
         apart = len(feeds) >= 4
         fit, judge = (feeds[: -(len(feeds) // 4)], feeds[-(len(feeds) // 4) :]) if apart else (feeds, feeds)
@@ -121,6 +122,8 @@ def prune(
         if method == "magnitude":
             share = ratio if ratio is not None else _magnitude_share(model, shrink or 0.0)
             zeroed, _ = zero_smallest(model, share)
+            if not zeroed:
+                raise OpsmithError(f"{source} has no weights of products, convolutions or recurrent layers to zero")
             after_weights = before_weights - zeroed
             note = NO_FASTER
             store.save_model(model, draft.path)
@@ -180,10 +183,11 @@ def _count(model: ir.Model) -> int:
 
 
 def _magnitude_share(model: ir.Model, shrink: float) -> float:
-    matrices = {layer.weight.name: layer.shape[0] * layer.shape[1] for layer in find_layers(model)}
-    share = shrink * _count(model) / max(1, sum(matrices.values()))
+    share = shrink * _count(model) / max(1, sum(stored(value).size for value in weights(model)))
     if not 0 < share < 1:
-        raise OpsmithError(f"the matrices of the model are too small a part of it to zero {shrink:.0%} of all weights")
+        raise OpsmithError(
+            f"the matrices and kernels of the model are too small a part of it to zero {shrink:.0%} of all weights"
+        )
     return share
 
 
@@ -195,6 +199,7 @@ def _structure(source: Path, method: str) -> tuple[ir.Model, list[Group], list[s
     from opsmith.rewriter import PRUNER_RULES, rewrite_model
 
     model = store.open_model(source)
+    expose_weights(model)
     rewrite_model(model, level=2, only=PRUNER_RULES)
     layers: dict[ir.Node, Layer] = {layer.node: layer for layer in find_layers(model)}
     groups: list[Group] = []

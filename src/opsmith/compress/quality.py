@@ -52,8 +52,11 @@ def judged_outputs(model: ir.Model) -> list[str]:
     names = [v.name or "" for v in model.graph.outputs]
     if "logits" in names:
         return ["logits"]
-    floats = [v.name or "" for v in model.graph.outputs if v.dtype is None or v.dtype.is_floating_point()]
-    return floats or names
+    numbers = [v for v in model.graph.outputs if v.dtype != ir.DataType.STRING]
+    if not numbers:
+        raise OpsmithError("the model has no output of numbers to judge by")
+    floats = [v.name or "" for v in numbers if v.dtype is None or v.dtype.is_floating_point()]
+    return floats or [v.name or "" for v in numbers]
 
 
 def compare(reference: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]], *, logits: bool) -> Quality:
@@ -254,4 +257,13 @@ def answers(
 ) -> list[list[Array]]:
     """The outputs NAMES for every feed."""
     running = session.load(model, threads=threads)
-    return [session.run(running, feed, names) for feed in feeds]
+    return [[_numbers(output) for output in session.run(running, feed, names)] for feed in feeds]
+
+
+def _numbers(output: Any) -> Array:
+    """The scores of maps and the elements of sequences in one row."""
+    if isinstance(output, dict):
+        return np.asarray([*output.values()], np.float32)
+    if isinstance(output, list):
+        return np.concatenate([_numbers(element).ravel() for element in output] or [np.zeros(0, np.float32)])
+    return np.asarray(output)

@@ -26,7 +26,7 @@ import onnx_ir as ir
 from opsmith import progress, session, store
 from opsmith.compress import quality
 from opsmith.compress.blocks import quantize_blocks
-from opsmith.compress.layers import Layer, constant, find_layers, find_tables, free_name, stored, tidy
+from opsmith.compress.layers import Layer, constant, expose_weights, find_layers, find_tables, free_name, stored, tidy
 from opsmith.compress.nbits import Tensors, register, replace
 from opsmith.compress.own_outputs import write_test_data
 from opsmith.compress.quality import Feed, Quality
@@ -40,6 +40,14 @@ Array = np.ndarray[Any, Any]
 
 SMALLEST = 1024  # elements; smaller weights are not worth an operator
 _HALF_MAX = 65504.0
+# method -> what to do where it finds nothing
+_OTHER = {
+    "weight-only": "it takes products with matrices of 1024 weights or more; --method fp16 takes every large weight",
+    "fp16": "all its weights are small, or too large for half precision; leave it as it is",
+    "dynamic": "it takes products and convolutions of the main graph; --method fp16 takes every large weight",
+    "static": "it takes products and convolutions of the main graph; --method fp16 takes every large weight",
+}
+FAR = 0.95  # cosine similarity below which a model no longer gives its source's answers
 
 
 SHORT = {"int8": ("weight-only", 8), "int4": ("weight-only", 4)}  # short words for a method and its bits
@@ -65,6 +73,17 @@ class QuantizeResult(Shown):
     after: int
     quality: Quality
     sweep: tuple[Sensitivity, ...] = ()
+
+    @property
+    def remarks(self) -> list[str]:
+        """What speaks against using the result."""
+        found = []
+        if self.quality.cosine < FAR:
+            advice = "spare the worst layers with --exclude or --max-error, or take --method weight-only or fp16"
+            found.append(f"the answers are far from the source's (cosine {self.quality.cosine:.3f}): {advice}")
+        if self.after >= self.before:
+            found.append("the file is not smaller: what was added outweighs the few weights that shrank")
+        return found
 
 
 def quantize(
@@ -126,6 +145,7 @@ def quantize(
         names = quality.judged_outputs(model)
         reference = quality.answers(source, feeds, names, threads)
         sweep: list[Sensitivity] = []
+        expose_weights(model)
         if method == "weight-only":
             chosen = _Chosen(exclude, spared(model) if spare else {})
             if options.goal is not None:
@@ -137,7 +157,7 @@ def quantize(
         else:
             count, left = _with_ort(source, draft.path, options, feeds)
         if count == 0:
-            raise NothingSmaller(f"{source} has nothing that {method} quantization could make smaller")
+            raise NothingSmaller(f"{source} has nothing that {method} quantization could make smaller", _OTHER[method])
         reached = quality.compare(reference, _run(draft.path, feeds, names, threads), logits=names == ["logits"])
         if options.goal is not None and not options.goal.reached(reached):
             figures = f"error {reached.error:.3g}, quality {reached.score:.4f}"
@@ -365,7 +385,7 @@ def _with_ort(source: Path, target: Path, options: QuantizeOptions, feeds: Seque
 def _sort_nodes(path: Path) -> None:
     """The tool orders nodes by what they read, and overlooks what the bodies of an If or Loop read."""
     proto = store.read_proto(path)
-    graph = ir.from_proto(proto).graph
+    graph = store.from_proto(proto).graph
     places = {node: i for i, node in enumerate(graph)}
     graph.sort()
     order = [places[node] for node in graph]
@@ -421,4 +441,7 @@ def _run(path: Path, feeds: Sequence[Feed], names: Sequence[str], threads: int |
     try:
         return quality.answers(path, feeds, names, threads)
     except OpsmithError as error:
-        raise OpsmithError(f"the quantized model does not run, nothing was written: {error.message}") from error
+        message = f"the quantized model does not run, nothing was written: {error.message}"
+        raise OpsmithError(
+            message, "leave that node out with --exclude, or take --method weight-only or fp16"
+        ) from error

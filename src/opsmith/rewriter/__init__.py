@@ -63,7 +63,7 @@ def keep_integers(model: ir.Model) -> None:
     """Products of dequantized tensors become products of integers, in place: rules.QUANTIZED."""
     if not any(node.op_type == "DequantizeLinear" for node in model.graph.all_nodes()):
         return
-    with passes.defaults_hidden(model), passes.quiet():
+    with passes.defaults_hidden(model), passes.quiet(), passes.without_maps(model):
         onnx_ir_passes.ShapeInferencePass()(model)  # the rules ask for ranks
         for rule in rules.QUANTIZED:
             engine.apply(rule, model)

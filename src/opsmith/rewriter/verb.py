@@ -181,7 +181,9 @@ def summarize(path: Path) -> Summary:
     )
     counted.pop("Constant", None)
     try:
-        work: int | None = counting.flops(path, run=False).total
+        cost = counting.flops(path, run=False)
+        bodies = any(node.op in ("If", "Loop", "Scan") for node in cost.unknown)  # most of the work may be there
+        work = None if bodies or (cost.unknown and not cost.total) else cost.total
     except OpsmithError:
         work = None
     return Summary(dict(counted), session.size_on_disk(path), work)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opsmith.analysis.registry import Node
-from opsmith.analysis.signal import dft_of, frequency, mel_sizes, stft_of
+from opsmith.analysis.signal import dft_of, frequency, mel_sizes, stft_of, stft_parts
 from opsmith.compiler.kernel import SPACE, Kernel, Space, doubles, read, sizes, write
 from opsmith.compiler.lower.builder import Builder
 from opsmith.compiler.lower.registry import lowers
@@ -95,7 +95,7 @@ def _stft(node: Node, builder: Builder) -> None:
         STFT,
         batch=x.dims[0],
         total=x.dims[1],
-        parts=x.dims[2],
+        parts=stft_parts(node),
         frames=frames,
         step=step,
         length=spectrum.length,
