@@ -238,7 +238,7 @@ def test_no_folder_is_said_once_and_the_model_runs(tmp_path: Path) -> None:
 
 def _other_version(folder: Path) -> None:
     text = (folder / "manifest").read_text()
-    (folder / "manifest").write_text(text.replace("opsmith regions 1", "opsmith regions 99"))
+    (folder / "manifest").write_text(text.replace("opsmith regions 2", "opsmith regions 99"))
 
 
 def _manifest(old: str, new: str):

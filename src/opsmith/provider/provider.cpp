@@ -18,7 +18,7 @@ constexpr const char* kName = "OpsmithExecutionProvider";
 // Session options of the provider, as ORT spells them: "ep.", the provider's name in small letters, ".", the option.
 #define OPTION(name) "ep.opsmithexecutionprovider." name
 
-// The dynamic option of a live session that puts other weights into it: a file of packed weights.
+// The dynamic option of a live session that puts other weights into it: a folder of regions with the same library.
 constexpr const char* kSwap = "opsmith.weights";
 
 struct Factory : OrtEpFactory {
@@ -305,10 +305,10 @@ struct Ep : OrtEp {
   }
 
   // Other weights between two runs: mapped and checked first, then one pointer changes while no run is under way.
-  OrtStatus* swap(const char* file) {
+  OrtStatus* swap(const char* where) {
     if (!folder || !folder->weights) return api.error("opsmith: no region of this session has weights");
     const uint8_t* fresh = nullptr;
-    const Text problem = folder->map_weights(file, &fresh);
+    const Text problem = other_weights(where, &fresh);
     if (!problem.empty()) return api.error(line("opsmith: %s", problem.c()).c());
     pthread_rwlock_wrlock(&weights_lock);
     const uint8_t* old = folder->weights;
@@ -316,6 +316,20 @@ struct Ep : OrtEp {
     pthread_rwlock_unlock(&weights_lock);
     give_back_mapping(old);
     return nullptr;
+  }
+
+  Text other_weights(const char* where, const uint8_t** fresh) const {
+    Folder other;
+    bool is_there = false;
+    if (Text wrong = other.open(where, &is_there); !wrong.empty()) return wrong;
+    const Target* same = nullptr;
+    for (const Target& t : other.targets)
+      if (!strcmp(t.name, folder->target->name)) same = &t;
+    if (!same) return line("%s has no code for the target %s", where, folder->target->name);
+    Text wrong = folder->map_weights(line("%s/%s", where, same->weights).c(), fresh);
+    if (!wrong.empty() || !strcmp(same->rest, folder->target->rest)) return wrong;
+    give_back_mapping(*fresh);
+    return line("%s differs in what ONNX Runtime itself runs, too, which cannot be swapped; make a session of its model", where);
   }
 
   OrtStatus* compile_all(const OrtNode** fused, size_t count, OrtNodeComputeInfo** infos, OrtNode** contexts) {
@@ -331,7 +345,7 @@ struct Ep : OrtEp {
 };
 
 // What an EPContext model says about itself, and what a machine must have to run it.
-constexpr const char* kCompatible = "opsmith regions 1; features ";
+constexpr const char* kCompatible = "opsmith regions 2; features ";
 
 OrtStatus* create_ep(OrtEpFactory* base, const OrtHardwareDevice* const*, const OrtKeyValuePairs* const*, size_t,
                      const OrtSessionOptions* options, const OrtLogger* logger, OrtEp** out) {
