@@ -82,6 +82,7 @@ struct Ep : OrtEp {
   Folder* folder = nullptr;  // until the first graph is seen, and if nothing was found
   bool looked = false;
   List<char> done;     // regions that are compiled
+  List<char> met;      // regions whose graph was seen
   List<int> claimed;   // in the graph that was seen last
   Text compatibility;
   Text folder_option, cache, target, digest, context_file;
@@ -143,6 +144,7 @@ struct Ep : OrtEp {
       folder = fresh;
       if (folder->targets.size > 1) tell(line("code for %s is used", folder->target->name).c());
       done.fill(folder->table ? folder->table->count : 0, 0);
+      met.fill(done.size, 0);
       return true;
     }
     if ((found || context) && problem->empty()) *problem = static_cast<Text&&>(wrong);
@@ -175,6 +177,8 @@ struct Ep : OrtEp {
     List<int> present;
     for (uint32_t r = 0; r < folder->table->count; ++r)
       if (!done[r] && !strcmp(folder->table->regions[r].body, body.c())) present.push(static_cast<int>(r));
+    for (int r : present) met[size_t(r)] = 1;
+    if (body.empty()) tell_unmet();
     Claims claims(seen, *folder->table);
     claims.make(present);
     for (int r : present) {
@@ -189,6 +193,16 @@ struct Ep : OrtEp {
       tell(line("%s runs natively, in place of %zu nodes", folder->table->regions[r].name, inside.size).c());
     }
     return nullptr;
+  }
+
+  // ORT shows bodies before the graph around them: once the main one is seen, those that were not met are not there.
+  void tell_unmet() {
+    for (uint32_t r = 0; r < folder->table->count; ++r)
+      if (!met[r]) {
+        met[r] = 1;
+        const char* name = folder->table->regions[r].name;
+        log(2, line("Opsmith: %s stays with ONNX Runtime: the body of If, Loop or Scan that it lies in is gone", name).c());
+      }
   }
 
   OrtStatus* fuse(const Graph& seen, const List<int>& inside, OrtEpGraphSupportInfo* info) const {
@@ -216,14 +230,17 @@ struct Ep : OrtEp {
     return nullptr;
   }
 
-  // "node\nattribute\n" of each body around a graph, from the outside in.
+  // "output of the node\nattribute\n" of each body around a graph, from the outside in.
   OrtStatus* body_of(const OrtGraph* graph, Text* body) const {
     const OrtNode* parent = nullptr;
     while (graph) {
       if (OrtStatus* s = api.call<OrtStatus*>(346, graph, &parent)) return s;
       if (!parent) return nullptr;
-      const char* name = nullptr;
-      if (OrtStatus* s = api.call<OrtStatus*>(349, parent, &name)) return s;
+      List<const char*> gives;
+      if (OrtStatus* s = names_of(api, parent, 355, 356, gives)) return s;
+      const char* name = "";
+      for (size_t i = gives.size; i-- > 0;)
+        if (*gives[i]) name = gives[i];
       size_t count = 0;
       if (OrtStatus* s = api.call<OrtStatus*>(365, parent, &count)) return s;
       List<const OrtGraph*> graphs;
