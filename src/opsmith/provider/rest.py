@@ -14,8 +14,9 @@ import onnx_ir as ir
 def rest(model: ir.Model, domain: str) -> str:
     """MODEL: as converted, each region one node of DOMAIN."""
     digest = hashlib.sha256()
-    for graph in (model.graph, *model.functions.values()):
-        _add(graph, domain, digest)
+    _add(model.graph, domain, digest)
+    for function in model.functions.values():
+        _add(function, domain, digest)
     return digest.hexdigest()[:32]
 
 
