@@ -11,6 +11,12 @@ import onnxruntime as ort
 import pytest
 from batch import compile_batch
 from onnx import helper as h
+from small import graph
+
+from opsmith.compiler.cut import cut
+from opsmith.compiler.geometry import native
+from opsmith.compiler.lower import Target
+from opsmith.compiler.source import load, prepare
 
 Case = tuple[str, dict[str, list[int | str]], dict[str, Any], list[dict[str, int]]]
 
@@ -96,3 +102,18 @@ def test_a_squeeze_without_axes_is_native_and_what_needs_its_rank_stays(tmp_path
         for want, got in zip(stock.run(None, {"x": x}), own.run(None, {"x": x})):
             assert want.shape == got.shape
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_shape_that_another_region_computed_is_known_without_reading_it() -> None:
+    """`k` stays with ONNX Runtime: behind it the target of the Reshape is an input, and still says n."""
+    text = """g (float[n, 6] x) => (float[2, a, b] y)
+    <int64[1] two = {2}, int64[1] rest = {-1}, int64[1] zero = {0}, int64[1] one = {1}> {
+      h = Relu (x)  s = Shape (x)  rows = Slice (s, zero, one)  target = Concat <axis = 0> (two, rows, rest)
+      k = Exp (h)  r = Reshape (k, target)  y = Neg (r)
+    }"""
+    source = prepare(load(graph(text), None))
+    exp = next(n.name or "" for n in source.working.graph if n.op_type == "Exp")
+    pieces = cut(source, "all", Target(native()), {exp: "a test"})
+    assert [n.op_type for n in pieces.left] == ["Exp"]
+    behind = next(p for p, r in zip(pieces.programs, pieces.regions) if any(n.op_type == "Reshape" for n in r.nodes))
+    assert [str(d) for d in behind.outputs[0].facts.dims] == ["2", "n", "3"]

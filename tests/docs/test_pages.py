@@ -30,13 +30,19 @@ def test_a_task_page_runs_as_it_stands(page: str, tmp_path: Path) -> None:
 def shown(page: Path) -> list[str]:
     """Command lines in blocks of a page: fenced, or indented by four; `$` may stand before them."""
     text = page.read_text(encoding="utf-8")
-    fenced = re.findall(r"^```(?:sh|console|bash)?\n(.*?)^```", text, re.S | re.M)
+    blocks = re.findall(
+        r"^```(\w*)\n(.*?)^```", text, re.S | re.M
+    )  # of every language, so that ends are not taken for beginnings
+    fenced = [block for language, block in blocks if language in ("", "sh", "console", "bash")]
     indented = re.findall(r"(?:^    .*\n)+", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M)
     found = []
     for block in [*fenced, *indented]:
         for line in re.sub(r"\\\n", " ", block).splitlines():
-            command = re.match(r"\s*(?:\$ )?(?:.*&& )?(opsmith [a-z][^|>&#]*)", line)
-            if command and not re.search(r"[\[(…]", line):  # which stand for choices
+            # what stands in quotes is the command's own: "a <cat> on a table" is no redirection
+            command = re.match(r"""\s*(?:\$ )?(?:.*&& )?(opsmith [a-z](?:"[^"]*"|'[^']*'|[^|>&#"'])*)""", line)
+            if command and not re.search(
+                r"[\[(…]", re.sub(r""""[^"]*"|'[^']*'""", "", command[1])
+            ):  # which stand for choices
                 found.append(re.split(r"   +", command[1])[0].strip())
     return found
 
@@ -58,3 +64,13 @@ def test_every_command_that_a_page_shows_parses(page: Path) -> None:
 
 def test_pages_that_run_show_commands() -> None:
     assert all(commands(DOCS / page) for page in TASKS)
+
+
+def test_commands_are_found_behind_other_blocks_and_with_their_quotes(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\nopsmith.load(1)\n```\n\n"
+        '```\npip install ".[view]" && opsmith view m.onnx  # Netron\n```\n\n'
+        '    $ opsmith imagine "a <cat> (big)" --steps 4 > log\n\n    opsmith verify A [B]\n'
+    )
+    assert shown(page) == ["opsmith view m.onnx", 'opsmith imagine "a <cat> (big)" --steps 4']

@@ -4,7 +4,7 @@ A step (a quantizer, a rounding, a comparison) turns a difference of the last bi
 layers amplify it: a quantized model differs from itself by a tenth of its output when ONNX Runtime's optimizations are
 switched off. So the source is run again with its optimizations off, with its inputs an ulp away, and with what enters its
 steps, and its sums in half precision, a few ulps away; a model without steps, of which degenerate inputs are asked, with its sums
-a few ulps away. What these runs differ by is its spread; a variant may differ from it by twice as much, in every
+a few ulps of their terms away, and with its norms' inputs shifted, which changes nothing but how their means are rounded. What these runs differ by is its spread; a variant may differ from it by twice as much, in every
 statistic: the largest difference, the mean square, and the systematic parts that rounding does not have (offset, gain),
 over all elements and over the worst slice of every axis, where a wrong channel shows.
 """
@@ -28,6 +28,9 @@ from opsmith.errors import OpsmithError
 
 ROOM = 2.0  # times its own spread
 ULPS = 8  # that what enters a step moves by at most, as it does when a sum is taken in another order
+# That a sum moves by at most, of the sum of its terms' sizes: where terms cancel, as those of a constant image do, another order or
+# Winograd's transform moves the little that is left by more than its own ulps, and a norm behind it makes that large.
+TERMS_ULPS = 4
 SEEDS = (1, 2, 3)
 BLOCK = 1 << 20  # elements that are compared at once
 PATIENCE = 30.0  # seconds: after that, each kind of run has been made once, and no further one is begun
@@ -42,11 +45,8 @@ STEPS = {
 SUMS = {"Conv", "ConvTranspose", "MatMul", "Gemm"}
 _INTEGERS = {onnx.TensorProto.DataType.Value(f"{u}INT{b}") for u in ("", "U") for b in (8, 16, 32, 64)}
 _HALVES = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
-_EPSILON = {
-    onnx.TensorProto.FLOAT: ULPS * 2.0**-23,
-    onnx.TensorProto.FLOAT16: 2.0**-10,
-    onnx.TensorProto.DOUBLE: ULPS * 2.0**-52,
-}
+_ULP = {onnx.TensorProto.FLOAT: 2.0**-23, onnx.TensorProto.DOUBLE: 2.0**-52}
+_EPSILON = {**{kind: ULPS * ulp for kind, ulp in _ULP.items()}, onnx.TensorProto.FLOAT16: 2.0**-10}
 
 
 def has_steps(model: ir.Model) -> bool:
@@ -96,7 +96,8 @@ def runs(steps: bool) -> tuple[list[Run], list[Run]]:
     moved = [Run("inputs an ulp away", seed=s) for s in SEEDS[:2]]
     what = "steps" if steps else "sums"
     shaken = [Run(f"{what} a few ulps away", edit=_shaken(s, sums=not steps)) for s in SEEDS]
-    return [Run("optimizations off", optimize=False), *moved[:1], *shaken[:1]], [*moved[1:], *shaken[1:]]
+    shifted = [] if steps else [Run("inputs of norms shifted", edit=_shift_norms)]
+    return [Run("optimizations off", optimize=False), *moved[:1], *shaken[:1], *shifted], [*moved[1:], *shaken[1:]]
 
 
 def answers(
@@ -154,6 +155,35 @@ def _shaken(seed: int, sums: bool) -> Callable[[onnx.ModelProto], None]:
     return edit
 
 
+def _shift_norms(proto: onnx.ModelProto) -> None:
+    """Subtract from what enters a norm its largest element per mean: x - max has the deviations of x, and another mean. That of a
+    constant becomes exact: summed up as it is, thousands of times, its error is what the norm makes large."""
+    by_input = any(o.domain in ("", "ai.onnx") and o.version >= 18 for o in proto.opset_import)
+    nodes: list[onnx.NodeProto] = []
+    for node in proto.graph.node:
+        if node.op_type == "InstanceNormalization" or (node.op_type == "LayerNormalization" and _last_axis(node)):
+            name = f"{node.input[0]}.shifted.{len(nodes)}"
+            nodes += _largest(node, f"{name}.largest", by_input)
+            nodes.append(onnx.helper.make_node("Sub", [node.input[0], f"{name}.largest"], [name]))
+            node.input[0] = name
+        nodes.append(node)
+    _replace_nodes(proto.graph, nodes)
+
+
+def _last_axis(node: onnx.NodeProto) -> bool:
+    return all(a.i == -1 for a in node.attribute if a.name == "axis")
+
+
+def _largest(norm: onnx.NodeProto, name: str, by_input: bool) -> list[onnx.NodeProto]:
+    """Nodes that give the largest element of each row or channel that a norm takes the mean of, as NAME."""
+    make, value = onnx.helper.make_node, norm.input[0]
+    if norm.op_type == "InstanceNormalization":
+        return [make("GlobalMaxPool", [value], [name])]
+    if not by_input:
+        return [make("ReduceMax", [value], [name], axes=[-1])]
+    return [make("Constant", [], [f"{name}.axis"], value_ints=[-1]), make("ReduceMax", [value, f"{name}.axis"], [name])]
+
+
 def _collect(graph: onnx.GraphProto, kinds: dict[str, int]) -> None:
     for value in (*graph.input, *graph.value_info, *graph.output):
         kinds[value.name] = value.type.tensor_type.elem_type
@@ -184,8 +214,28 @@ def _shake_sums(graph: onnx.GraphProto, kinds: Mapping[str, int], rng: np.random
     """Those of the main graph."""
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        nodes += [node, *_shaken_sum(node, kinds, rng)]
+        nodes += [node, *_moved_sum(node, kinds, rng)]
     _replace_nodes(graph, nodes)
+
+
+def _moved_sum(node: onnx.NodeProto, kinds: Mapping[str, int], rng: np.random.Generator) -> list[onnx.NodeProto]:
+    """Nodes behind NODE that move its result by a few ulps of the sizes of its terms, if it is a sum."""
+    if node.op_type not in SUMS or (kind := kinds.get(node.output[0], 0)) not in _ULP:
+        return []
+    result, node.output[0] = node.output[0], f"{node.output[0]}.sum"
+    make, most = onnx.helper.make_node, TERMS_ULPS * _ULP[kind]
+    sizes = [f"{result}.size.{i}" for i in (0, 1)]
+    terms = make(node.op_type, sizes, [f"{result}.terms"])
+    terms.attribute.extend(a for a in node.attribute if a.name not in ("alpha", "beta"))
+    scale = next((abs(a.f) for a in node.attribute if a.name == "alpha"), 1.0) * most
+    uniform = {"dtype": kind, "low": -scale, "high": scale, "seed": float(rng.integers(1 << 20))}
+    return [
+        *(make("Abs", [operand], [size]) for operand, size in zip(node.input[:2], sizes)),
+        terms,
+        make("RandomUniformLike", [f"{result}.terms"], [f"{result}.by"], **uniform),
+        make("Mul", [f"{result}.terms", f"{result}.by"], [f"{result}.away"]),
+        make("Add", [node.output[0], f"{result}.away"], [result]),
+    ]
 
 
 def _shaken_sum(node: onnx.NodeProto, kinds: Mapping[str, int], rng: np.random.Generator) -> list[onnx.NodeProto]:

@@ -9,7 +9,7 @@ data says (NonZero) ends its region: memory is planned before a region runs, so 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -18,7 +18,7 @@ from opsmith.analysis import Analysis, Facts, analyse, constant_of, with_element
 from opsmith.analysis.counted import count_of
 from opsmith.analysis.values import Abstract, of_constant
 from opsmith.compiler.lower import can_lower
-from opsmith.sizes import Name, Size, name
+from opsmith.sizes import Name, Scalar, Size, name
 
 
 class Step(NamedTuple):
@@ -133,18 +133,34 @@ def producers_of(node: ir.Node) -> list[ir.Node]:
 def region_facts(region: Region, body: ir.Graph, facts: Facts) -> Facts:
     """What lowering may assume of BODY, the region's own graph: constants, and its inputs with sizes in terms of each other.
 
-    A size that needs dims which no input of this region shows becomes a dim of its own.
+    A size that needs dims which no input of this region shows becomes a dim of its own. So does an element of a small input, such as
+    a shape that another region computed; one that is such a size is known without reading it.
     """
     assumed = {v: of_constant(constant) for v in body.initializers.values() if (constant := constant_of(v)) is not None}
     shown = {d.name for v in region.inputs for d in facts[v].dims if d.name is not None}
     fresh: dict[Size, Size] = {}
+
+    def told(known: Scalar, read: Scalar) -> Scalar:
+        """An element that is a size of which this region has the names, or as it is read."""
+        if not isinstance(known, Size):
+            return read
+        return known if _told_by(known, shown) else fresh.get(known, read)
+
     for value, mine in zip(region.inputs, body.inputs):
         if facts[value].squeezed:
             continue  # only the region that squeezes it knows its shape
         dims: list[Size] = []
         for d in facts[value].dims:
-            if d.value is None and not all(isinstance(a, Name) and a.name in shown for a in d.atoms()):
+            if not _told_by(d, shown):
                 d = fresh.setdefault(d, name(f"size{len(fresh)}_"))
             dims.append(d)
         assumed[mine] = with_elements(mine, Abstract(facts[value].dtype, tuple(dims)))
+    for value, mine in zip(region.inputs, body.inputs):
+        if mine in assumed and (read := assumed[mine].elements) and (known := facts[value].elements):
+            elements = tuple(map(told, known, read))
+            assumed[mine] = dataclasses.replace(assumed[mine], elements=elements)
     return assumed
+
+
+def _told_by(size: Size, names: Container[str]) -> bool:
+    return size.value is not None or all(isinstance(a, Name) and a.name in names for a in size.atoms())
