@@ -301,7 +301,7 @@ def main() -> None:
             found["max_abs_difference"] = float(np.abs(vectors(work, name) - vectors(work, "ort")).max())
         if "openvino" in results:
             found["times_openvino"] = found["rows_per_second"] / results["openvino"]["rows_per_second"]
-        print(name, json.dumps({k: round(v, 6 if "abs" in k else 2) for k, v in found.items()}))
+        print(name, json.dumps({k: float(f"{v:.2g}") if "abs" in k else round(v, 2) for k, v in found.items()}))
     if args.scaling:
         results["scaling"] = scaling(work, home, file, args.count)
         print(json.dumps(results["scaling"], indent=2))

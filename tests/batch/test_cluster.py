@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import socket
 import subprocess
@@ -13,17 +14,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 from small_models import mlp, save
 
 import opsmith
 from opsmith import starter, store
 from opsmith.batch import cluster, place
+from opsmith.batch.rows import Chunk
 from opsmith.batch.runners import open_runner
+from opsmith.batch.work import Task, Worker
 from opsmith.errors import OpsmithError
 
-ENCODER = starter.folder("clip") / "text_model"
+ENCODER, VISION = (starter.folder("clip") / name for name in ("text_model", "vision_model"))
 ENV = {**os.environ, **cluster.QUIET, **cluster.OWN, "PYTHONPATH": str(Path(opsmith.__file__).parents[1])}
 
 
@@ -103,6 +108,23 @@ def test_a_node_keeps_a_copy_of_a_model_that_it_does_not_see(tmp_path: Path, mon
     assert (mine["embedding"] == theirs["embedding"]).all()
     fetched.clear()
     assert place.unpack(parcel, read) == model and not fetched  # once
+
+
+def test_pictures_that_a_table_names_are_read_where_the_table_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node has neither the files nor the folder that the command was given in."""
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 70, 3), np.uint8)).save("a.png")
+    (name,) = open_runner(VISION, None, 1).traits.pictures
+    chunk = Chunk(0, 0, 2, {"path": ["a.png", "missing.png"]})
+    task = Task(VISION, None, "out.jsonl", {name: "path"}, {}, ("path",))
+    mine = Worker(task, 1).work(chunk, 4)
+    sent = pickle.loads(pickle.dumps(cluster.with_contents(chunk, frozenset({"path"}))))
+    (tmp_path / "a.png").unlink()
+    assert Worker(task, 1).work(sent, 4) == mine
+    assert mine.rows == 1 and json.loads(mine.data)["path"] == "a.png"
+    assert mine.failed == ((1, "missing.png does not exist"),)
 
 
 @pytest.mark.slow

@@ -160,7 +160,7 @@ def test_both_branches_of_an_if_with_values_of_the_same_names(tmp_path: Path) ->
     text = f"""
     <ir_version: 10, opset_import: ["" : 20]>
     m (float[n, 4] x, bool c) => (float[n, 4] z) {{
-      [choice] y = If (c) <then_branch = t {branch.format("Exp", "w1")}, else_branch = e {branch.format("Neg", "w2")}>
+      y = If (c) <then_branch = t {branch.format("Exp", "w1")}, else_branch = e {branch.format("Neg", "w2")}>
       z = Relu(y)
     }}"""
     path = save(text, tmp_path / "m.onnx", w1=weight(4, 4), w2=weight(4, 4, seed=1))
@@ -238,7 +238,7 @@ def test_no_folder_is_said_once_and_the_model_runs(tmp_path: Path) -> None:
 
 def _other_version(folder: Path) -> None:
     text = (folder / "manifest").read_text()
-    (folder / "manifest").write_text(text.replace("opsmith regions 1", "opsmith regions 99"))
+    (folder / "manifest").write_text(text.replace("opsmith regions 2", "opsmith regions 99"))
 
 
 def _manifest(old: str, new: str):

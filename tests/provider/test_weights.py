@@ -15,7 +15,9 @@ from safetensors.numpy import save_file
 from test_provider import save, weight
 
 import opsmith
-from opsmith import provider
+from opsmith import machine, provider
+from opsmith.cli import main
+from opsmith.compiler import geometry
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.provider import native
 
@@ -112,9 +114,13 @@ def test_weights_of_another_library_are_refused(home: Path, tmp_path: Path) -> N
     np.testing.assert_allclose(running.run(None, {"x": X})[0], stock(home / "one.onnx"), rtol=1e-5, atol=1e-6)
 
 
-def test_a_second_model_gets_its_folder_without_compiling(home: Path, tmp_path: Path) -> None:
+def test_a_second_model_gets_its_folder_without_compiling(
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     two = Path(shutil.copy(home / "two.onnx", tmp_path))
-    opsmith.weights_ep(home / "one.onnx", two)
+    with pytest.raises(SystemExit) as stop:
+        main(["weights", str(home / "one.onnx"), str(two), "--ep", "--quiet"])
+    assert stop.value.code == 0 and capfd.readouterr().out == f"{provider.sidecar(two)}\n"
     running = ort.InferenceSession(str(two), opsmith.session_options())
     assert all("runs natively" in line for line in native.last_report())
     np.testing.assert_allclose(running.run(None, {"x": X})[0], stock(two), rtol=1e-5, atol=1e-6)
@@ -149,6 +155,49 @@ def test_a_weight_that_onnxruntime_reads_itself_is_refused(tmp_path: Path) -> No
     running = ort.InferenceSession(str(path), opsmith.session_options())
     with pytest.raises(OpsmithError, match="first is read by MatMul_a, which runs in ONNX Runtime"):
         opsmith.swap(running, {"first": weight(64, 64)})
+
+
+def test_a_checkpoint_with_other_weights_in_onnxruntimes_own_part_is_refused(tmp_path: Path) -> None:
+    """Half of its weights would be the old ones: a third model, which nobody asked for."""
+    one, two = (checkpoint(tmp_path / f"{name}.onnx", seed) for name, seed in (("one", 0), ("two", 10)))
+    opsmith.compile_ep(one, regions="MatMul_d,Relu*")
+    opsmith.weights_ep(one, two)
+    running = ort.InferenceSession(str(one), opsmith.session_options())
+    with pytest.raises(OpsmithError, match="differs in what ONNX Runtime itself runs"):
+        opsmith.swap(running, two)
+    np.testing.assert_allclose(running.run(None, {"x": X})[0], stock(one), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(  # the model itself is fine
+        ort.InferenceSession(str(two), opsmith.session_options()).run(None, {"x": X})[0],
+        stock(two),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.skipif(not geometry.CPUS["x86-64-v4"].features <= machine.cpu_features(), reason="both must run here")
+def test_a_folder_for_several_cpus_gets_weights_for_each(tmp_path: Path) -> None:
+    one, two = (checkpoint(tmp_path / f"{name}.onnx", seed) for name, seed in (("one", 0), ("two", 10)))
+    opsmith.compile_ep(one, regions="all", cpu="x86-64-v4,x86-64-v3")
+    opsmith.weights_ep(one, two)
+    for target in ("x86-64-v4", "x86-64-v3"):
+        running = ort.InferenceSession(str(one), opsmith.session_options(target=target))
+        assert f"code for {target} is used" in native.last_report()
+        for path in (two, one):
+            opsmith.swap(running, path)
+            np.testing.assert_allclose(running.run(None, {"x": X})[0], stock(path), rtol=1e-5, atol=1e-6)
+        opsmith.swap(running, {t.name: nh.to_array(t) for t in onnx.load(two).graph.initializer})
+        np.testing.assert_allclose(running.run(None, {"x": X})[0], stock(two), rtol=1e-5, atol=1e-6)
+
+
+def test_regions_in_the_cache_take_other_weights_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPSMITH_CACHE", str(tmp_path / "cache"))
+    one, two = (checkpoint(tmp_path / f"{name}.onnx", seed) for name, seed in (("one", 0), ("two", 10)))
+    opsmith.compile_ep(one, cache=True, regions="all")
+    running = ort.InferenceSession(str(one), opsmith.session_options())
+    opsmith.swap(running, {t.name: nh.to_array(t) for t in onnx.load(two).graph.initializer})
+    np.testing.assert_allclose(running.run(None, {"x": X})[0], stock(two), rtol=1e-5, atol=1e-6)
+    with pytest.raises(OpsmithError, match="two.onnx has no compiled regions .opsmith compile"):
+        opsmith.swap(running, two)
 
 
 def test_a_session_without_the_provider_is_refused(home: Path) -> None:

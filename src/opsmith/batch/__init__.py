@@ -212,7 +212,8 @@ def _start(
 
         warm.end()
         plan = Plan(wishes.processes or 0, wishes.threads or 1, wishes.batch or traits.batches[0])
-        cluster = Cluster(todo.task, wanted.address, wishes.processes, plan.threads)
+        pictures = frozenset(todo.task.mapping[name] for name in traits.pictures)
+        cluster = Cluster(todo.task, wanted.address, wishes.processes, plan.threads, pictures)
         return dataclasses.replace(plan, processes=len(cluster.actors)), cluster
     sample = next(todo.chunks())
     with progress.task("measuring") as step:

@@ -114,8 +114,11 @@ class _Sent:
 
 
 class Cluster:
-    def __init__(self, task: Task, address: str | None, actors: int | None, threads: int) -> None:
-        self.task, self.threads = task, threads
+    def __init__(
+        self, task: Task, address: str | None, actors: int | None, threads: int, pictures: frozenset[str] = frozenset()
+    ) -> None:
+        """PICTURES: the columns that name files."""
+        self.task, self.threads, self.pictures = task, threads, pictures
         self.ray = start_ray(address)
         try:
             self.parcel = pack(task.model, task.variant)
@@ -204,7 +207,9 @@ class Cluster:
             if chunk is None:
                 return False
             tries = again.popleft().tries if again else 0
-            self.sent[self.actors[actor].work.remote(_with_content(chunk), batch)] = _Sent(actor, chunk, tries)
+            self.sent[self.actors[actor].work.remote(with_contents(chunk, self.pictures), batch)] = _Sent(
+                actor, chunk, tries
+            )
             load[actor] += 1
         return True
 
@@ -212,13 +217,19 @@ class Cluster:
         self.ray.shutdown()
 
 
-def _with_content(chunk: Chunk) -> Chunk:
-    """Files are read here: other machines may not see them."""
-    columns = {
-        name: [value.read_bytes() if isinstance(value, Path) else value for value in values]
-        for name, values in chunk.columns.items()
-    }
-    return dataclasses.replace(chunk, columns=columns)
+def with_contents(chunk: Chunk, pictures: frozenset[str]) -> Chunk:
+    """Files are read here: other machines may not see them. A row whose file cannot be read fails there, alone."""
+    contents = {name: [_content(value) for value in chunk.columns[name]] for name in pictures}
+    return dataclasses.replace(chunk, contents=contents)
+
+
+def _content(value: Any) -> bytes | None:
+    if not isinstance(value, (str, Path)):
+        return None
+    try:
+        return Path(value).read_bytes()
+    except (OSError, ValueError):
+        return None
 
 
 def as_ours(error: Any) -> OpsmithError:

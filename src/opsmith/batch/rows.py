@@ -31,6 +31,12 @@ class Chunk:
     count: int
     columns: Mapping[str, Sequence[Any]]  # name -> one value per row
     failed: Mapping[int, str] = dataclasses.field(default_factory=dict)  # offset -> why the row could not be read
+    # What lies in the files that a column names, one per row, where the worker may not see them; None: it is to look itself.
+    contents: Mapping[str, Sequence[bytes | None]] = dataclasses.field(default_factory=dict)
+
+    def value(self, column: str, row: int) -> Any:
+        content = self.contents[column][row] if column in self.contents else None
+        return self.columns[column][row] if content is None else content
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +87,7 @@ class Traits:
     part: int  # rows of a part, unless told otherwise
     batches: tuple[int, ...]  # sizes worth measuring; the first is the default
     columns: Mapping[str, Column]  # of the output
+    pictures: tuple[str, ...] = ()  # of the inputs those that read the file that a row names
 
 
 class Runner(Protocol):

@@ -46,7 +46,7 @@ class Worker:
             return Failed(chunk.failed[i])
         traits, mapping = self.runner.traits, self.task.mapping
         row: dict[str, Any] = {"row": chunk.first + i}
-        row |= {name: chunk.columns[mapping[name]][i] for name in traits.inputs}
+        row |= {name: chunk.value(mapping[name], i) for name in traits.inputs}
         try:
             for name, option in traits.options.items():
                 stated = chunk.columns[mapping[name]][i] if name in mapping else None

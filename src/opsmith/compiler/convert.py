@@ -15,7 +15,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from opsmith import store
-from opsmith.compiler.partition import Region, bodies
+from opsmith.compiler.partition import Region, Step, bodies
 from opsmith.compiler.program import Program
 from opsmith.compiler.source import Source
 
@@ -172,15 +172,14 @@ def replace_regions(
     return model
 
 
-def _find(graph: ir.Graph, path: tuple[tuple[str, str, int], ...]) -> tuple[ir.Graph, dict[str | None, ir.Value]]:
+def _find(graph: ir.Graph, path: tuple[Step, ...]) -> tuple[ir.Graph, dict[str | None, ir.Value]]:
     """The graph at the end of a path, and every value that it can read, by name."""
     values: dict[str | None, ir.Value] = {}
     for step in (*path, None):
         values |= {v.name: v for v in (*graph.inputs, *(o for n in graph for o in n.outputs))}
         if step is not None:
-            name, attribute, place = step
-            node = next(n for n in graph if n.name == name)
-            graph = next(g for a, i, g in bodies(node) if (a, i) == (attribute, place))
+            node = next(n for n in graph if n.name == step.node)
+            graph = next(g for a, i, g in bodies(node) if (a, i) == (step.attribute, step.place))
     return graph, values
 
 

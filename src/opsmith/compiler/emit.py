@@ -393,7 +393,7 @@ def _region_row(r: Region, p: Program, blob: Blob, packed: Sequence[Blob], form:
     """A RegionOp."""
     count = len(p.inputs) + len(packed)
     place = len(p.inputs) + packed.index(blob) if blob.bytes else count
-    body = "".join(f"{node}\n{attribute}\n" for node, attribute, _ in r.path)
+    body = "".join(f"{step.gives}\n{step.attribute}\n" for step in r.path)
     compute = f"reinterpret_cast<Compute>({form.namespace}::{p.name})"
     return (
         f'{{{{}}, "{p.name}", {p.name}_inputs, {count}, {p.name}_outputs, {len(p.outputs)}, {compute}, '

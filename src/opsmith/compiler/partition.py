@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -20,6 +21,17 @@ from opsmith.compiler.lower import can_lower
 from opsmith.sizes import Name, Scalar, Size, name
 
 
+class Step(NamedTuple):
+    """From a graph into a body of one of its nodes."""
+
+    node: str
+    attribute: str
+    place: int  # in the attribute
+    gives: (
+        str  # the first output of the node: its name is the same in ONNX Runtime, that of the node may be made up here
+    )
+
+
 @dataclasses.dataclass
 class Region:
     """Nodes of the working copy that become one call. What it writes is what the rest of the source asks for (convert.py)."""
@@ -28,7 +40,7 @@ class Region:
     nodes: list[ir.Node]
     inputs: list[ir.Value]
     outputs: list[ir.Value] = dataclasses.field(default_factory=list)
-    path: tuple[tuple[str, str, int], ...] = ()  # to the body it lies in (source.py)
+    path: tuple[Step, ...] = ()  # to the body it lies in
 
 
 def analyse_for_compiling(graph: ir.Graph, opset: int, outer: Facts | None = None, prefix: str = "") -> Analysis:

@@ -21,12 +21,12 @@ from opsmith.analysis import Analysis, Facts
 from opsmith.check.inputs import Fixed
 from opsmith.compiler.cache import IN_PLACE, grow_in_place
 from opsmith.compiler.expand import expand
-from opsmith.compiler.partition import analyse_for_compiling, bodies
+from opsmith.compiler.partition import Step, analyse_for_compiling, bodies
 from opsmith.compiler.simplify import fix_dims, inline, name_nodes, simplify
 from opsmith.rewriter import COMPILER_RULES, keep_integers, rewrite_model
 from opsmith.store import ModelLike
 
-Path = tuple[tuple[str, str, int], ...]  # to a body: node, attribute and place in it, from the outside in
+Path = tuple[Step, ...]  # to a body, from the outside in
 
 
 @dataclasses.dataclass
@@ -113,8 +113,9 @@ def _inner(outer: Scope, opset: int) -> Iterator[Scope]:
         copies = {(a, i): g for a, i, g in bodies(kept[node.name])} if node.name in kept else {}
         for attribute, i, graph in bodies(node):
             if (copy := copies.get((attribute, i))) is not None:
-                path = (*outer.path, (node.name or "", attribute, i))
-                prefix = "".join(f"{_word(n)}_{a}{k}_" for n, a, k in path)
+                gives = next((v.name for v in node.outputs if v.name), "")
+                path = (*outer.path, Step(node.name or "", attribute, i, gives))
+                prefix = "".join(f"{_word(s.node)}_{s.attribute}{s.place}_" for s in path)
                 analysis = _analyse_body(kept[node.name], copy, opset, outer.analysis.facts, prefix)
                 scope = Scope(graph, copy, analysis, around, path)
                 yield scope

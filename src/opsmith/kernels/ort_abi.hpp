@@ -284,11 +284,12 @@ struct RegionOp {
   uint64_t library;       // what the seal must say
   const char* const* input_names;  // of the source's values, without the packed weights
   const char* const* output_names;
-  const char* body;  // the body of If, Loop or Scan that it lies in: "node\nattribute\n" from the outside in; "" is the main graph
+  // The body of If, Loop or Scan that it lies in: "output of the node\nattribute\n" from the outside in; "" is the main graph.
+  const char* body;
 };
 
 // What the execution provider asks a library for, by the name "OpsmithRegions".
-inline constexpr uint32_t kRegionsVersion = 1;  // raised with every change of RegionOp or Kernel
+inline constexpr uint32_t kRegionsVersion = 2;  // raised with every change of RegionOp or Kernel
 struct Regions {
   uint32_t version;
   uint32_t count;

@@ -16,8 +16,8 @@ import onnxruntime as ort
 
 from opsmith import session, store
 from opsmith.errors import OpsmithError
-from opsmith.provider.folder import cached, is_whole
 from opsmith.provider.folder import compile_ep as compile_ep
+from opsmith.provider.folder import found
 from opsmith.provider.folder import sidecar as sidecar
 from opsmith.provider.native import last_report, library
 from opsmith.provider.reweigh import swap as swap
@@ -43,7 +43,7 @@ def session_options(
         if model is None:
             raise OpsmithError("session_options(compile=True) needs the model's file")
         path = store.find_model(model)
-        if not any(is_whole(folder, path) for folder in (sidecar(path), cached(path))):
+        if found(path) is None:
             compile_ep(path, cache=True)
     options = ort.SessionOptions()
     if threads is not None:

@@ -1,11 +1,12 @@
 // The folder that holds a model's compiled regions, `model.onnx.opsmith` or one in the cache: read, checked, loaded.
 //
-//     opsmith regions 1           the file `manifest`, one fact a line; provider/folder.py writes it
+//     opsmith regions 2           the file `manifest`, one fact a line; provider/folder.py writes it
 //     model <digest>              of model.onnx; another model is never run with this code
 //     data <digest> <file>        of each file with external data of the model
 //     target <name>               one for each CPU that was built for, the best first; then of that target:
 //     features <name> ...         what the CPU must have
 //     library <digest> <file>
+//     rest <digest>               of what ONNX Runtime computes itself; sessions swap weights only between folders with the same
 //     weights <bytes> <file>      packed; if there are any
 //
 // Everything that is wrong comes back as one line that says what; an empty one means that all is well.
@@ -69,8 +70,10 @@ inline void give_back_mapping(const uint8_t* data) {
   pthread_mutex_unlock(&mappings_lock);
 }
 
+constexpr const char* kManifest = "opsmith regions 2";
+
 struct Target {
-  const char *name = "", *features = "", *library = "", *library_digest = "", *weights = "";
+  const char *name = "", *features = "", *library = "", *library_digest = "", *rest = "", *weights = "";
   long long weight_bytes = 0;
 };
 
@@ -160,7 +163,7 @@ struct Folder {
     Text damaged = line("%s is damaged; compile again", file);
     bool first = true;
     for (char* save = nullptr, *row = strtok_r(memory.data, "\n", &save); row; row = strtok_r(nullptr, "\n", &save)) {
-      if (first && strcmp(row, "opsmith regions 1"))
+      if (first && strcmp(row, kManifest))
         return strncmp(row, "opsmith regions ", 16)
                    ? static_cast<Text&&>(damaged)
                    : line("%s was written by another version of Opsmith; compile again", path.c());
@@ -180,6 +183,8 @@ struct Folder {
         targets.push(t);
       } else if (is("features") && last) {
         last->features = value ? value : "";
+      } else if (is("rest") && last) {
+        last->rest = value;
       } else if ((is("data") || (last && (is("library") || is("weights")))) && rest && inside(rest + 1, is("data"))) {
         *rest++ = 0;
         if (is("data")) data.push({value, rest});

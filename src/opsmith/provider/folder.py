@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from os import getpid
 from pathlib import Path
 
@@ -19,10 +19,11 @@ from opsmith.compiler.geometry import NATIVE, architecture, best_first
 from opsmith.compiler.system import find_system
 from opsmith.errors import OpsmithError
 from opsmith.provider.native import digest, library
+from opsmith.provider.rest import rest
 from opsmith.store import PathLike
 
 MANIFEST, WEIGHTS = "manifest", "weights"
-VERSION_LINE = "opsmith regions 1"
+VERSION_LINE = "opsmith regions 2"
 PROVIDER = "libopsmith_provider.so"  # a copy, for hosts without Python
 
 
@@ -60,14 +61,7 @@ def compile_ep(
     system = find_system(os, glibc, set(map(architecture, best_first(cpu))))
     if system.name != "linux":
         raise OpsmithError(f"the execution provider cannot be built for {system.name} yet", "compile without --ep")
-    target = cached(model) if cache else sidecar(model)
-    if target.exists() and not (target / MANIFEST).exists() and any(target.iterdir()):
-        raise OpsmithError(f"{target} exists and is not a folder of compiled regions; it was left alone")
-    store.sweep(target.parent)
-    prefix = f".{target.name}.{getpid()}."
-    scratch = Path(tempfile.mkdtemp(prefix=prefix, suffix=".tmp", dir=target.absolute().parent))
-    scratch.chmod(0o755)
-    try:
+    with new_folder(cached(model) if cache else sidecar(model)) as scratch:
         results = [
             compile(
                 model,
@@ -87,13 +81,31 @@ def compile_ep(
             for name in best_first(cpu)
         ]
         _arrange(scratch, [r.variant.path for r in results if r.variant is not None], model, library(compiler, system))
-        store.replace(scratch, target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     for result in results[1:]:
         results[0].remarks += [r for r in result.remarks if r not in results[0].remarks]
     results[0].variant = None
     return results[0]
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder that takes the place of TARGET once it is written."""
+    if target.exists() and not (target / MANIFEST).exists() and any(target.iterdir()):
+        raise OpsmithError(f"{target} exists and is not a folder of compiled regions; it was left alone")
+    store.sweep(target.parent)
+    prefix = f".{target.name}.{getpid()}."
+    scratch = Path(tempfile.mkdtemp(prefix=prefix, suffix=".tmp", dir=target.absolute().parent))
+    scratch.chmod(0o755)
+    try:
+        yield scratch
+        store.replace(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def found(model: Path) -> Path | None:
+    """The folder of this model's regions, where the provider looks for it."""
+    return next((folder for folder in (sidecar(model), cached(model)) if is_whole(folder, model)), None)
 
 
 def is_whole(folder: Path, model: Path) -> bool:
@@ -124,6 +136,7 @@ def _arrange(folder: Path, variants: Sequence[Path], model: Path, provider: Path
         shutil.move(compiled.parent / facts["library"], folder / name)
         rows += [f"target {cpu}", f"features {' '.join(facts['cpu_features'])}"]
         rows.append(f"library {digest(folder / name)} {name}")
+        rows.append(f"rest {rest(store.open_model(compiled), facts['domain'])}")
         if size := packed_bytes(compiled):
             data = compiled.with_name(f"{compiled.name}.data")
             with data.open("r+b") as file:

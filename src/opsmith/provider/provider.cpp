@@ -18,7 +18,7 @@ constexpr const char* kName = "OpsmithExecutionProvider";
 // Session options of the provider, as ORT spells them: "ep.", the provider's name in small letters, ".", the option.
 #define OPTION(name) "ep.opsmithexecutionprovider." name
 
-// The dynamic option of a live session that puts other weights into it: a file of packed weights.
+// The dynamic option of a live session that puts other weights into it: a folder of regions with the same library.
 constexpr const char* kSwap = "opsmith.weights";
 
 struct Factory : OrtEpFactory {
@@ -82,6 +82,7 @@ struct Ep : OrtEp {
   Folder* folder = nullptr;  // until the first graph is seen, and if nothing was found
   bool looked = false;
   List<char> done;     // regions that are compiled
+  List<char> met;      // regions whose graph was seen
   List<int> claimed;   // in the graph that was seen last
   Text compatibility;
   Text folder_option, cache, target, digest, context_file;
@@ -143,6 +144,7 @@ struct Ep : OrtEp {
       folder = fresh;
       if (folder->targets.size > 1) tell(line("code for %s is used", folder->target->name).c());
       done.fill(folder->table ? folder->table->count : 0, 0);
+      met.fill(done.size, 0);
       return true;
     }
     if ((found || context) && problem->empty()) *problem = static_cast<Text&&>(wrong);
@@ -175,6 +177,8 @@ struct Ep : OrtEp {
     List<int> present;
     for (uint32_t r = 0; r < folder->table->count; ++r)
       if (!done[r] && !strcmp(folder->table->regions[r].body, body.c())) present.push(static_cast<int>(r));
+    for (int r : present) met[size_t(r)] = 1;
+    if (body.empty()) tell_unmet();
     Claims claims(seen, *folder->table);
     claims.make(present);
     for (int r : present) {
@@ -189,6 +193,16 @@ struct Ep : OrtEp {
       tell(line("%s runs natively, in place of %zu nodes", folder->table->regions[r].name, inside.size).c());
     }
     return nullptr;
+  }
+
+  // ORT shows bodies before the graph around them: once the main one is seen, those that were not met are not there.
+  void tell_unmet() {
+    for (uint32_t r = 0; r < folder->table->count; ++r)
+      if (!met[r]) {
+        met[r] = 1;
+        const char* name = folder->table->regions[r].name;
+        log(2, line("Opsmith: %s stays with ONNX Runtime: the body of If, Loop or Scan that it lies in is gone", name).c());
+      }
   }
 
   OrtStatus* fuse(const Graph& seen, const List<int>& inside, OrtEpGraphSupportInfo* info) const {
@@ -216,14 +230,17 @@ struct Ep : OrtEp {
     return nullptr;
   }
 
-  // "node\nattribute\n" of each body around a graph, from the outside in.
+  // "output of the node\nattribute\n" of each body around a graph, from the outside in.
   OrtStatus* body_of(const OrtGraph* graph, Text* body) const {
     const OrtNode* parent = nullptr;
     while (graph) {
       if (OrtStatus* s = api.call<OrtStatus*>(346, graph, &parent)) return s;
       if (!parent) return nullptr;
-      const char* name = nullptr;
-      if (OrtStatus* s = api.call<OrtStatus*>(349, parent, &name)) return s;
+      List<const char*> gives;
+      if (OrtStatus* s = names_of(api, parent, 355, 356, gives)) return s;
+      const char* name = "";
+      for (size_t i = gives.size; i-- > 0;)
+        if (*gives[i]) name = gives[i];
       size_t count = 0;
       if (OrtStatus* s = api.call<OrtStatus*>(365, parent, &count)) return s;
       List<const OrtGraph*> graphs;
@@ -305,10 +322,10 @@ struct Ep : OrtEp {
   }
 
   // Other weights between two runs: mapped and checked first, then one pointer changes while no run is under way.
-  OrtStatus* swap(const char* file) {
+  OrtStatus* swap(const char* where) {
     if (!folder || !folder->weights) return api.error("opsmith: no region of this session has weights");
     const uint8_t* fresh = nullptr;
-    const Text problem = folder->map_weights(file, &fresh);
+    const Text problem = other_weights(where, &fresh);
     if (!problem.empty()) return api.error(line("opsmith: %s", problem.c()).c());
     pthread_rwlock_wrlock(&weights_lock);
     const uint8_t* old = folder->weights;
@@ -316,6 +333,20 @@ struct Ep : OrtEp {
     pthread_rwlock_unlock(&weights_lock);
     give_back_mapping(old);
     return nullptr;
+  }
+
+  Text other_weights(const char* where, const uint8_t** fresh) const {
+    Folder other;
+    bool is_there = false;
+    if (Text wrong = other.open(where, &is_there); !wrong.empty()) return wrong;
+    const Target* same = nullptr;
+    for (const Target& t : other.targets)
+      if (!strcmp(t.name, folder->target->name)) same = &t;
+    if (!same) return line("%s has no code for the target %s", where, folder->target->name);
+    Text wrong = folder->map_weights(line("%s/%s", where, same->weights).c(), fresh);
+    if (!wrong.empty() || !strcmp(same->rest, folder->target->rest)) return wrong;
+    give_back_mapping(*fresh);
+    return line("%s differs in what ONNX Runtime itself runs, too, which cannot be swapped; make a session of its model", where);
   }
 
   OrtStatus* compile_all(const OrtNode** fused, size_t count, OrtNodeComputeInfo** infos, OrtNode** contexts) {
@@ -331,7 +362,7 @@ struct Ep : OrtEp {
 };
 
 // What an EPContext model says about itself, and what a machine must have to run it.
-constexpr const char* kCompatible = "opsmith regions 1; features ";
+constexpr const char* kCompatible = "opsmith regions 2; features ";
 
 OrtStatus* create_ep(OrtEpFactory* base, const OrtHardwareDevice* const*, const OrtKeyValuePairs* const*, size_t,
                      const OrtSessionOptions* options, const OrtLogger* logger, OrtEp** out) {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,36 +16,30 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from opsmith import session, store
+from opsmith.compiler.convert import replace_regions
 from opsmith.compiler.cut import Cut
-from opsmith.compiler.repack import new_model, pack_again
+from opsmith.compiler.repack import WeightsResult, new_model, pack_again
 from opsmith.errors import NotTheSame, OpsmithError
-from opsmith.provider.folder import MANIFEST, WEIGHTS, identity, sidecar
-from opsmith.store import PathLike
+from opsmith.provider.folder import MANIFEST, VERSION_LINE, WEIGHTS, found, identity, new_folder, sidecar
+from opsmith.provider.rest import rest
+from opsmith.store import PathLike, Variant
 
 SWAP = "opsmith.weights"  # the provider's dynamic option
 
 
-def weights_ep(model: PathLike, new: PathLike) -> Path:
+def weights_ep(model: PathLike, new: PathLike) -> WeightsResult:
     """Give NEW.onnx, a model of the same structure as MODEL, a folder of its own with MODEL's library and its own weights."""
-    old, path = sidecar(store.find_model(model)), store.find_model(new)
-    target = sidecar(path)
-    prefix = f".{target.name}.{os.getpid()}."
-    scratch = Path(tempfile.mkdtemp(prefix=prefix, suffix=".tmp", dir=target.absolute().parent))
-    scratch.chmod(0o755)
-    try:
-        _pack(old, new_model(path, None), scratch / WEIGHTS, str(path))
+    started = time.monotonic()
+    old, path = _regions(store.find_model(model)), store.find_model(new)
+    with new_folder(sidecar(path)) as scratch:
+        cuts = _pack(old, new_model(path, None), identity(path), scratch, str(path))
         for file in old.iterdir():
             if file.is_dir():
                 shutil.copytree(file, scratch / file.name)
-            elif file.name not in (WEIGHTS, MANIFEST):
+            elif not (scratch / file.name).exists():
                 shutil.copyfile(file, scratch / file.name)
-        rows = (old / MANIFEST).read_text(encoding="utf-8").splitlines()
-        rows = [rows[0], *identity(path), *(r for r in rows[1:] if r.split(" ")[0] not in ("model", "data"))]
-        (scratch / MANIFEST).write_text("\n".join(rows) + "\n", encoding="utf-8")
-        store.replace(scratch, target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return target
+    count = sum(len(program.weights) for pieces in cuts for program in pieces.programs)
+    return WeightsResult(Variant(path), count, time.monotonic() - started, None)
 
 
 def swap(running: ort.InferenceSession, new: PathLike | Mapping[str, object], *, model: PathLike | None = None) -> None:
@@ -55,7 +52,7 @@ def swap(running: ort.InferenceSession, new: PathLike | Mapping[str, object], *,
         raise OpsmithError("weights can be swapped in sessions of the execution provider", "opsmith.session_options()")
     if not isinstance(new, Mapping):
         path = Path(new)
-        _set(running, (sidecar(path) if path.suffix == ".onnx" else path) / WEIGHTS)
+        _set(running, _regions(path) if path.suffix == ".onnx" else path)
         return
     file = model or getattr(running, "_model_path", None)
     if file is None:
@@ -64,26 +61,66 @@ def swap(running: ort.InferenceSession, new: PathLike | Mapping[str, object], *,
     changed = store.open_model(path)
     _put_arrays(changed, new)
     with tempfile.TemporaryDirectory(prefix="opsmith-swap-") as scratch:
-        packed = Path(scratch) / WEIGHTS
-        pieces = _pack(sidecar(path), changed, packed, "the model with these weights")
-        _refuse_outside(pieces, new)
-        _set(running, packed)  # it stays mapped, and may go
+        for pieces in _pack(_regions(path), changed, identity(path), Path(scratch), "the model with these weights"):
+            _refuse_outside(pieces, new)
+        _set(running, Path(scratch))  # what is mapped may go
 
 
-def _set(running: ort.InferenceSession, file: Path) -> None:
+def _set(running: ort.InferenceSession, folder: Path) -> None:
     try:
-        running.set_ep_dynamic_options({SWAP: str(file.absolute())})
+        running.set_ep_dynamic_options({SWAP: str(folder.absolute())})
     except Exception as error:
         raise OpsmithError(f"the weights stay as they are: {session.one_line(error)}") from error
 
 
-def _pack(folder: Path, model: ir.Model, file: Path, name: str) -> Cut:
-    record = store.read_record(folder / "model")
-    if not (record.get("compiled") or {}).get("library"):
-        raise OpsmithError(f"{folder} does not hold compiled regions", "opsmith compile MODEL --ep")
-    cuts, blobs = pack_again(model, record, folder / "src", file, name)
-    os.truncate(file, max(b.offset + b.bytes for b in blobs[0]))
-    return next(iter(cuts.values()))
+def _regions(model: Path) -> Path:
+    folder = found(model)
+    if folder is None:
+        raise OpsmithError(f"{model} has no compiled regions", f"opsmith compile {model} --ep")
+    return folder
+
+
+def _pack(old: Path, model: ir.Model, names: Sequence[str], into: Path, name: str) -> list[Cut]:
+    """Weights of MODEL for every target of the folder OLD, and the manifest that goes with them; NAMES: its rows about the model."""
+    rows = [VERSION_LINE, *names]
+    cuts = []
+    for target in _targets(old):
+        if target.weights is None:
+            rows += target.rows
+            continue
+        suffix = target.weights.removeprefix(WEIGHTS)
+        record = json.loads((old / f"opsmith{suffix}.json").read_text(encoding="utf-8"))
+        data = into / target.weights
+        forms, blobs = pack_again(model, record, old / f"src{suffix}", data, name)
+        os.truncate(data, max(b.offset + b.bytes for b in blobs[0]))
+        (pieces,) = forms.values()
+        domain = record["compiled"]["domain"]
+        converted = replace_regions(pieces.source, pieces.regions, blobs, domain, data)
+        rows += [f"rest {rest(converted, domain)}" if row.startswith("rest ") else row for row in target.rows]
+        cuts.append(pieces)
+    (into / MANIFEST).write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return cuts
+
+
+@dataclasses.dataclass
+class _Target:
+    """One CPU's part of a manifest."""
+
+    rows: list[str]
+    weights: str | None = None  # the file; None: no region has any
+
+
+def _targets(folder: Path) -> list[_Target]:
+    targets: list[_Target] = []
+    for row in (folder / MANIFEST).read_text(encoding="utf-8").splitlines()[1:]:
+        word, _, value = row.partition(" ")
+        if word == "target":
+            targets.append(_Target([]))
+        if targets:
+            targets[-1].rows.append(row)
+            if word == "weights":
+                targets[-1].weights = value.partition(" ")[2]
+    return targets
 
 
 def _put_arrays(model: ir.Model, new: Mapping[str, object]) -> None:

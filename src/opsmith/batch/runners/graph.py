@@ -54,7 +54,8 @@ class Graph:
         self.rows = max(fixed, default=None)  # of every run, if the model was made for a number of them
         inputs = ("text",) if self.reads_text else tuple(self.specs)
         batches = (self.rows,) if self.rows else (32, 1, 8, 128)
-        self.traits = Traits("model", inputs, {}, 256, batches, self._columns())
+        pictures = tuple(name for name, spec in self.specs.items() if _is_picture(spec))
+        self.traits = Traits("model", inputs, {}, 256, batches, self._columns(), pictures)
 
     def _columns(self) -> dict[str, Column]:
         return {
