@@ -23,6 +23,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 LONGEST = (
     "kernels/test_kernels.py",  # about 400
     "compiler/test_models.py",  # 180
+    "pipelines/test_accelerate.py",  # 170
+    "docs/test_walkthrough.py",  # 95, most of it waiting for measurements
+    "docs/test_pages.py",
+    "tests/test_demo.py",  # 52
     "studio/test_browser.py",
     "compiler/test_other_machines.py",  # 77
     "compiler/test_precision.py",  # 61

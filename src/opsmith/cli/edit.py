@@ -28,7 +28,6 @@ JSON = {
     "settings": "all that makes it again",
 }
 EXAMPLES = (
-    "opsmith edit picture.png --select apple",
     'opsmith edit picture.png --select apple --change "make it green" --out green.png',
     'opsmith edit picture.png --extend left=64,right=64 --prompt "a frog on the grass"',
 )

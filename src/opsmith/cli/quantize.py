@@ -28,7 +28,6 @@ JSON = {
 }
 EXAMPLES = (
     "opsmith quantize models/gpt2/dynamo models/gpt2/int8",
-    "opsmith quantize model.onnx small.onnx --bits 4 --min-quality 0.98",
     "opsmith quantize models/sd models/sd-int8 --method int8",
 )
 

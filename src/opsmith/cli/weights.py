@@ -23,7 +23,6 @@ JSON = {
 }
 EXAMPLES = (
     "opsmith weights models/gpt2/dynamo_compiled tuned.onnx models/gpt2/tuned_compiled",
-    "opsmith weights models/gpt2/dynamo_compiled tuned.safetensors models/gpt2/tuned_compiled --source models/gpt2/dynamo",
     "opsmith weights model.onnx tuned.onnx --ep",
 )
 

@@ -79,9 +79,15 @@ def fold(model: ir.Model) -> None:
 
 
 def _backwards(node: ir.Node) -> bool:
-    """A Slice with a negative step: the folder takes Python's, which is empty where ONNX's starts at the first element."""
-    steps = tensor_of(node.inputs[4]) if node.op_type == "Slice" and len(node.inputs) > 4 else None
-    return steps is not None and bool((steps.numpy() < 0).any())
+    """A Slice by a negative step from before the first element: the folder takes Python's, which is empty where ONNX's starts there."""
+    if node.op_type != "Slice" or len(node.inputs) < 5:
+        return False
+    data, starts, _, axes, steps = (tensor_of(value) for value in node.inputs)
+    if data is None or starts is None or steps is None:
+        return steps is not None and bool((steps.numpy() < 0).any())
+    along = range(len(starts.numpy())) if axes is None else axes.numpy()
+    triples = zip(along, starts.numpy().tolist(), steps.numpy().tolist())
+    return any(step < 0 and start < -int(data.shape[axis]) for axis, start, step in triples)
 
 
 class _Folding(optimizer._constant_folding.FoldConstantsPass):  # type: ignore[misc]
