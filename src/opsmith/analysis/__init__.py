@@ -103,15 +103,20 @@ def analyse(
                 facts.update({v: _with_declared(v, facts[v], symbols) for v in node.outputs if v in facts})
         except Unsupported as reason:
             reasons[node] = str(reason)
-            bodies = outputs_of_bodies(node, symbols.fresh) or [None] * len(node.outputs)
-            for value, said in zip(node.outputs, bodies):
-                inferred = declared(value, symbols)  # also what ONNX infers, which takes it that a loop runs
-                if (fact := said or inferred if node.op_type == "Loop" else inferred or said) is not None:
-                    facts[value] = fact
-            if _keeps_shape(node) and node.inputs[0] in facts and node.outputs[0] in facts:
-                first = facts[node.inputs[0]]
-                facts[node.outputs[0]] = Abstract(facts[node.outputs[0]].dtype, first.dims, squeezed=first.squeezed)
+            _add_what_is_said(node, facts, symbols)
     return Analysis(facts, reasons, opset)
+
+
+def _add_what_is_said(node: ir.Node, facts: Facts, symbols: Symbols) -> None:
+    """Facts about the results of a node that is not understood: what its bodies and the model declare."""
+    bodies = outputs_of_bodies(node, symbols.fresh) or [None] * len(node.outputs)
+    for value, said in zip(node.outputs, bodies):
+        inferred = declared(value, symbols)  # also what ONNX infers, which takes it that a loop runs
+        if (fact := said or inferred if node.op_type == "Loop" else inferred or said) is not None:
+            facts[value] = fact
+    if _keeps_shape(node) and node.inputs[0] in facts and node.outputs[0] in facts:
+        first = facts[node.inputs[0]]
+        facts[node.outputs[0]] = Abstract(facts[node.outputs[0]].dtype, first.dims, squeezed=first.squeezed)
 
 
 def _keeps_shape(node: ir.Node) -> bool:

@@ -111,10 +111,8 @@ def command(
     if select is not None:
         selection, by = _select_by_words(picture, select, masks_model, threshold, feather, min_area, threads)
         settings |= by
-    elif mask is not None:
-        selection = masks.from_file(picture, mask, feather)
     else:
-        selection = masks.from_box(picture, _box(box or ""), feather)
+        selection = _select_by_place(picture, mask, box, feather)
     settings["feather"] = feather
     app, how = None, ""
     if wanted is not None:
@@ -168,6 +166,16 @@ def command(
     save(masks.Mask(touched.soft > 0, touched.soft).image, beside["mask"])
     save(pictures.sheet([picture, shown, edited], ["before", select or "selection", change or ""]), beside["sheet"])
     console.answer(told, lambda: None)
+
+
+def _select_by_place(picture: Image, mask: Path | None, box: str | None, feather: float) -> Mask:
+    from opsmith.pipelines import masks
+
+    return (
+        masks.from_file(picture, mask, feather)
+        if mask is not None
+        else masks.from_box(picture, _box(box or ""), feather)
+    )
 
 
 def _check_whole(

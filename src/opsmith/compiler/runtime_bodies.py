@@ -257,6 +257,11 @@ def _attended(scale: float, dtype: DataType, added: Sequence[str]) -> list[str]:
     ]
 
 
+def _added(mask: Sequence[str], bias: Abstract | None) -> list[str]:
+    """The names of what is added to the scores."""
+    return [*(["added"] if mask else []), *(["attention_bias"] if bias is not None else [])]
+
+
 def _scale(node: ir.Node, size: int) -> float:
     given_scale = _number(node, "scale", 0.0)
     return given_scale if given_scale else float(np.float32(1) / np.sqrt(np.float32(size)))
@@ -268,26 +273,49 @@ def multi_head_attention(node: ir.Node, inputs: Inputs, opset: int) -> str | Non
     heads = _whole(node, "num_heads")
     if q is None or k is None or v is None or opset < 13 or heads < 1 or _asked(node, 3):
         return None
-    if q.rank != 3 or k.rank != v.rank or k.rank not in (3, 4) or given(inputs, 8) or given(inputs, 9):
+    if given(inputs, 8) or given(inputs, 9) or (past_k is None) != (past_v is None):
         return None
-    if (past_k is None) != (past_v is None) or (past_k is not None and k.rank == 4):
+    if (sizes := _head_sizes(q, k, v, heads)) is None or (past_k is not None and k.rank == 4):
+        return None
+    lines = _projected(sizes, heads, k.rank, bias is not None, past_k is not None)
+    causal = _whole(node, "unidirectional") == 1
+    if causal and (k.rank == 4 or k.dims[1] != q.dims[1]):
+        return None
+    filtered = _number(node, "mask_filter_value", -10000.0)
+    made = _scores_mask(mask, q.dims[0], causal, filtered, q.dtype, past_k is not None)
+    if made is None:
+        return None
+    lines += [*made, *_attended(_scale(node, sizes[0]), q.dtype, _added(made, extra))]
+    lines += ["present_key = Identity (k)", "present_value = Identity (v)", "scores = Constant <value_int: int = 0> ()"]
+    operands = "query, key, value, bias, mask, attention_bias, past_key, past_value"
+    return f"MultiHeadAttention ({operands}) => (y, present_key, present_value, scores) {{ {' '.join(lines)} }}"
+
+
+def _head_sizes(q: Abstract, k: Abstract, v: Abstract, heads: int) -> tuple[int, int] | None:
+    """Of a head of q and k, and of one of v; None where they do not fit, or only a run tells."""
+    if q.rank != 3 or k.rank != v.rank or k.rank not in (3, 4):
         return None
     width, value_width = q.dims[2].value, v.dims[2].value if k.rank == 3 else v.dims[3].value
     if not width or not value_width or width % heads or (k.rank == 3 and value_width % heads):
         return None
-    size, value_size = width // heads, value_width // heads if k.rank == 3 else value_width
+    return width // heads, value_width // heads if k.rank == 3 else value_width
+
+
+def _projected(sizes: tuple[int, int], heads: int, rank: int, biased: bool, past: bool) -> list[str]:
+    """q, k and v by heads, with the bias and the past."""
+    size, value_size = sizes
     lines: list[str] = []
     names = {"q": "query", "k": "key", "v": "value"}
-    if bias is not None:
-        widths = (width, width, value_size * heads)
+    if biased:
+        widths = (size * heads, size * heads, value_size * heads)
         lines += [_ints("widths", *widths), "bias_q, bias_k, bias_v = Split <axis: int = 0> (bias, widths)"]
-        for name in "qkv" if k.rank == 3 else "q":
+        for name in "qkv" if rank == 3 else "q":
             lines.append(f"{name}_biased = Add ({names[name]}, bias_{name})")
             names[name] = f"{name}_biased"
     lines += _heads("q", names["q"], heads, size)
-    if k.rank == 4:
+    if rank == 4:
         lines += ["k = Identity (key)", "v = Identity (value)"]
-    elif past_k is None:
+    elif not past:
         lines += [*_heads("k", names["k"], heads, size), *_heads("v", names["v"], heads, value_size)]
     else:
         lines += [
@@ -296,33 +324,17 @@ def multi_head_attention(node: ir.Node, inputs: Inputs, opset: int) -> str | Non
             "k = Concat <axis: int = 2> (past_key, fresh_keys)",
             "v = Concat <axis: int = 2> (past_value, fresh_values)",
         ]
-    causal = _whole(node, "unidirectional") == 1
-    if causal and (k.rank == 4 or k.dims[1] != q.dims[1]):
-        return None
-    filtered = _number(node, "mask_filter_value", -10000.0)
-    made = _scores_mask(mask, q.dims[0], causal, filtered, q.dtype, past_k is not None)
-    if made is None:
-        return None
-    added = [*(["added"] if made else []), *(["attention_bias"] if extra is not None else [])]
-    lines += [*made, *_attended(_scale(node, size), q.dtype, added)]
-    lines += ["present_key = Identity (k)", "present_value = Identity (v)", "scores = Constant <value_int: int = 0> ()"]
-    operands = "query, key, value, bias, mask, attention_bias, past_key, past_value"
-    return f"MultiHeadAttention ({operands}) => (y, present_key, present_value, scores) {{ {' '.join(lines)} }}"
+    return lines
 
 
 def attention(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
     """q, k, v = x (B,S,C) @ w (C,2D+E) + bias; past and present (2,B,N,T,H) hold keys and values"""
     x, weight, bias, mask, past, extra = (_value(inputs, i) for i in range(6))
     heads = _whole(node, "num_heads")
-    if x is None or weight is None or opset < 13 or heads < 1 or given(inputs, 6):
+    refused = _whole(node, "do_rotary") or _whole(node, "past_present_share_buffer") or given(inputs, 6)
+    if x is None or weight is None or opset < 13 or heads < 1 or refused:
         return None
-    if _whole(node, "do_rotary") or _whole(node, "past_present_share_buffer"):
-        return None
-    found, width = node.attributes.get("qkv_hidden_sizes"), weight.dims[1].value
-    if x.rank != 3 or not width or (found is None and width % 3):
-        return None
-    widths = [int(w) for w in found.value] if found is not None else [width // 3] * 3
-    if len(widths) != 3 or widths[0] != widths[1] or any(w < 1 or w % heads for w in widths):
+    if x.rank != 3 or (widths := _packed_widths(node, weight, heads)) is None:
         return None
     size, value_size = widths[0] // heads, widths[2] // heads
     cached = past is not None or _asked(node, 1)
@@ -334,25 +346,46 @@ def attention(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
     lines += _heads("q", "query", heads, size)
     new_k, new_v = ("fresh_keys", "fresh_values") if past is not None else ("k", "v")
     lines += [*_heads(new_k, "key", heads, size), *_heads(new_v, "value", heads, value_size)]
-    if past is not None:
-        lines += [_ints("single", 1, 1), "past_keys, past_values = Split <axis: int = 0> (past, single)"]
-        lines += [_ints("front", 0), "past_k = Squeeze (past_keys, front)", "past_v = Squeeze (past_values, front)"]
-        lines.append("k = Concat <axis: int = 2> (past_k, fresh_keys)")
-        lines.append("v = Concat <axis: int = 2> (past_v, fresh_values)")
+    lines += _BEHIND_THE_PAST if past is not None else ()
     causal = _whole(node, "unidirectional") == 1
     filtered = _number(node, "mask_filter_value", -10000.0)
     made = _scores_mask(mask, x.dims[0], causal, filtered, x.dtype, past is not None)
     if made is None:
         return None
-    added = [*(["added"] if made else []), *(["attention_bias"] if extra is not None else [])]
-    lines += [*made, *_attended(_scale(node, size), x.dtype, added)]
-    if cached:
-        lines += [_ints("ahead", 0), "k_first = Unsqueeze (k, ahead)", "v_first = Unsqueeze (v, ahead)"]
-        lines.append("present = Concat <axis: int = 0> (k_first, v_first)")
-    else:
-        lines.append("present = Constant <value_int: int = 0> ()")
+    lines += [*made, *_attended(_scale(node, size), x.dtype, _added(made, extra))]
+    lines += _PRESENT if cached else ("present = Constant <value_int: int = 0> ()",)
     operands = "x, weight, bias, mask, past, attention_bias"
     return f"Attention ({operands}) => (y, present) {{ {' '.join(lines)} }}"
+
+
+_BEHIND_THE_PAST = (
+    _ints("single", 1, 1),
+    "past_keys, past_values = Split <axis: int = 0> (past, single)",
+    _ints("front", 0),
+    "past_k = Squeeze (past_keys, front)",
+    "past_v = Squeeze (past_values, front)",
+    "k = Concat <axis: int = 2> (past_k, fresh_keys)",
+    "v = Concat <axis: int = 2> (past_v, fresh_values)",
+)
+
+
+_PRESENT = (
+    _ints("ahead", 0),
+    "k_first = Unsqueeze (k, ahead)",
+    "v_first = Unsqueeze (v, ahead)",
+    "present = Concat <axis: int = 0> (k_first, v_first)",
+)
+
+
+def _packed_widths(node: ir.Node, weight: Abstract, heads: int) -> list[int] | None:
+    """Columns of q, k and v in the packed product; None where they do not fit."""
+    found, width = node.attributes.get("qkv_hidden_sizes"), weight.dims[1].value
+    if not width or (found is None and width % 3):
+        return None
+    widths = [int(w) for w in found.value] if found is not None else [width // 3] * 3
+    if len(widths) != 3 or widths[0] != widths[1] or any(w < 1 or w % heads for w in widths):
+        return None
+    return widths
 
 
 def rotary_embedding(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
@@ -360,22 +393,15 @@ def rotary_embedding(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
     x, positions, cos, _ = (_value(inputs, i) for i in range(4))
     if x is None or positions is None or cos is None or opset < 13 or x.rank not in (3, 4):
         return None
-    half, heads, turned = cos.dims[-1].value, _whole(node, "num_heads"), _whole(node, "rotary_embedding_dim")
-    last = x.dims[-1].value
+    half, last = cos.dims[-1].value, x.dims[-1].value
     if not half or last is None or _whole(node, "is_packed_batching") or cos.rank != 2:
         return None
-    turned = turned or 2 * half
-    size = last if x.rank == 4 else last // heads if heads else turned
-    if turned != 2 * half or turned > size or last % size or not (positions.rank == 2 or positions.dims == (ONE,)):
+    size, turned = _rotary_size(node, last, half, x.rank), 2 * half
+    if size is None or not (positions.rank == 2 or positions.dims == (ONE,)):
         return None
     lines = [_ints("zero", 0), _ints("one", 1)]
     lines += ["heads = Identity (x)"] if x.rank == 4 else _heads("heads", "x", last // size, size)
-    if positions.rank == 2:
-        lines += ["cos_rows = Gather (cos, positions)", "sin_rows = Gather (sin, positions)"]  # (B,S,H/2)
-        lines += ["c = Unsqueeze (cos_rows, one)", "s = Unsqueeze (sin_rows, one)"]  # (B,1,S,H/2)
-    else:
-        lines += [*_sizes("length", "heads", 2), "end = Add (positions, length)"]
-        lines += ["c = Slice (cos, positions, end, zero)", "s = Slice (sin, positions, end, zero)"]  # (S,H/2)
+    lines += _rows_of_tables(positions.rank == 2)
     whole, rest = "heads", ""
     if turned < size:
         lines += [_ints("parts", turned, size - turned), "whole, rest = Split <axis: int = -1> (heads, parts)"]
@@ -395,6 +421,22 @@ def rotary_embedding(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
         lines += [f"rows_first = Transpose <perm: ints = [0, 2, 1, 3]> ({end})", _ints("flat", 0, 0, last)]
         lines.append("y = Reshape (rows_first, flat)")
     return f"RotaryEmbedding (x, positions, cos, sin) => (y) {{ {' '.join(lines)} }}"
+
+
+def _rows_of_tables(each: bool) -> list[str]:
+    """Those at the positions of each token, or at the first one and behind it."""
+    if each:
+        lines = ["cos_rows = Gather (cos, positions)", "sin_rows = Gather (sin, positions)"]  # (B,S,H/2)
+        return [*lines, "c = Unsqueeze (cos_rows, one)", "s = Unsqueeze (sin_rows, one)"]  # (B,1,S,H/2)
+    lines = [*_sizes("length", "heads", 2), "end = Add (positions, length)"]
+    return [*lines, "c = Slice (cos, positions, end, zero)", "s = Slice (sin, positions, end, zero)"]  # (S,H/2)
+
+
+def _rotary_size(node: ir.Node, last: int, half: int, rank: int) -> int | None:
+    """Of a head of which 2 * HALF elements are turned; None where that does not fit."""
+    heads, turned = _whole(node, "num_heads"), _whole(node, "rotary_embedding_dim") or 2 * half
+    size = last if rank == 4 else last // heads if heads else turned
+    return None if turned != 2 * half or turned > size or last % size else size
 
 
 def _rotated() -> list[str]:
