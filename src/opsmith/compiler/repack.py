@@ -85,9 +85,9 @@ def weights(
         draft.write_record()
         options = old.record["options"]
         precision, bound = cheapest(options.get("precision", FP32.name)).name, options.get("max_error")
-        # One shape: how the code does with others was seen when it was compiled. A model that lies on disk is read from there.
+        # A model that lies on disk is read from there: it need not be written once more.
         reference = model if isinstance(new, ir.Model) or tensor_files(new) else store.find_model(new)
-        verified = verify_models(reference, draft.path, shapes=1, precision=precision, bound=bound) if verify else None
+        verified = verify_models(reference, draft.path, precision=precision, bound=bound) if verify else None
         if verified is not None and not verified.ok and verified.unchecked is None:
             raise NotTheSame(f"with the new weights it differs from its source: {'; '.join(verified.problems[:3])}")
     count = sum(len(p.weights) for c in cuts.values() for p in c.programs)
