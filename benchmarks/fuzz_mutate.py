@@ -35,9 +35,9 @@ def seeds(folder: Path | None = None) -> list[onnx.ModelProto]:
     if folder is not None:
         files = [p for p in sorted(folder.rglob("*.onnx")) if p.stat().st_size < LARGEST]
         return [onnx.load(p) for p in files]
-    from onnx.backend.test.loader import load_model_tests
+    from node_tests import load_cases  # in tests/
 
-    models = [case.model for case in load_model_tests(kind="node") if case.model is not None]
+    models = [onnx.load_from_string(case.model) for case in load_cases()]
     return [m for m in models if _plain(m)]
 
 

@@ -1,5 +1,6 @@
-"""One operator, drawn from ONNX's own schemas (opsets 13 to 24), for benchmarks/fuzz.py: any element type it allows, any rank, dims n
+"""One operator, drawn from ONNX's own schemas (opsets 7 to 24), for benchmarks/fuzz.py: any element type it allows, any rank, dims n
 and m (0 among what they are fed with), operands that broadcast, negative axes, optional inputs left out, attributes of any legal value.
+Of every fifth draw all inputs are constants: it is folded.
 
 A schema says which types and attributes there are. SHAPES says what shapes fit together, in the notation of the operator's page;
 what is not in it takes operands that broadcast. NUMBERS holds what small integers and strings mean. ONNX's inference says
@@ -78,7 +79,7 @@ detect_negative detect_positive center_point_box onesided inverse periodic stora
 def draw(seed: int) -> onnx.ModelProto:
     """The first valid one of TRIES; else the last, which ONNX Runtime refuses."""
     rng = random.Random(seed)
-    opset = rng.randint(13, 24)
+    opset = rng.randint(7, 24)
     schema = rng.choice(schemas(opset))
     model = onnx.ModelProto()
     for _ in range(TRIES):
@@ -107,6 +108,7 @@ class _Draw:
 
     def __init__(self, rng: random.Random, schema: onnx.defs.OpSchema, opset: int) -> None:
         self.rng, self.schema, self.opset = rng, schema, opset
+        self.folded = rng.random() < 0.2
         self.numbers = np.random.default_rng(rng.randrange(1 << 30))
         self.bound = {c.type_param_str: self._kind(c.allowed_type_strs) for c in schema.type_constraints}
         self.dims: Shape = tuple(
@@ -169,8 +171,10 @@ class _Draw:
         shape = self.shapes[place] if place < len(self.shapes) else self.alike()
         if shape is None:
             return ""
+        if self.folded:
+            shape = tuple({"n": 2, "m": 3}.get(d, d) if isinstance(d, str) else d for d in shape)
         fixed = all(isinstance(d, int) for d in shape)
-        if fixed and place and self.rng.random() < 0.4 and kind != T.BFLOAT16:
+        if fixed and (self.folded or (place and self.rng.random() < 0.4)) and kind != T.BFLOAT16:
             values = self.numbers.standard_normal([int(d) for d in shape]) * 2
             if kind not in (T.FLOAT, T.DOUBLE, T.FLOAT16):
                 values = self.numbers.integers(0, 3, [int(d) for d in shape])
@@ -223,7 +227,8 @@ class _Draw:
                 if name == "perm"
                 else sorted(places) or None
             )
-        if name in ("kernel_shape", "strides", "dilations", "pads", "output_padding") and windows > 0:
+        of_windows = ("kernel_shape", "strides", "dilations", "pads", "output_padding")
+        if name in of_windows and windows > 0 and self.schema.name != "Pad":
             most = {
                 "kernel_shape": (1, 3),
                 "strides": (1, 3),
@@ -238,6 +243,11 @@ class _Draw:
             )
         if name == "equation":
             return self.equation
+        if (numbers := NUMBERS.get((self.schema.name, name)) or _ONCE_ATTRIBUTES.get(name)) is not None:
+            value = numbers(self)
+            if attribute.type == onnx.defs.OpSchema.AttrType.FLOAT:
+                return float(value)
+            return None if value == [] else value
         if name in FLAGS:
             return self.rng.randint(0, 1)
         if name in ATTRIBUTES:
@@ -457,6 +467,7 @@ NUMBERS: dict[tuple[str, str], Callable[[_Draw], Any]] = {
     ("Resize", "scales"): lambda d: [1, 1, *(d.rng.choice([1, 2, 3, 0.5, 0.6, 1.7]) for _ in d.dims[2:])],
     ("Resize", "sizes"): lambda d: [d.size(0), d.size(1), *(d.rng.choice([1, 3, 5, 8, 11]) for _ in d.dims[2:])],
     ("Resize", "roi"): lambda d: [0.0] * len(d.dims) + [1.0] * len(d.dims),
+    ("Upsample", "scales"): lambda d: [1.0, 1.0, *(d.rng.choice([1.0, 2.0, 3.0, 1.5]) for _ in d.dims[2:])],
     ("Range", "start"): _any(0, 1, 5),
     ("Range", "limit"): _any(0, 4, 10),
     ("Range", "delta"): _any(1, 2, 3),
@@ -479,3 +490,4 @@ NUMBERS: dict[tuple[str, str], Callable[[_Draw], Any]] = {
     ("", "training_mode"): _any(False),
     ("Compress", "condition"): _any([True], [True, False], [False]),
 }
+_ONCE_ATTRIBUTES = {name: NUMBERS["", name] for name in ("starts", "ends", "pads", "split")}  # inputs since

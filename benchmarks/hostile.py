@@ -51,7 +51,7 @@ VERBS: dict[str, list[str]] = {
     "verify": ["verify", M, "{good}"],
     "bench": ["bench", M, "--seconds", "0.2", "--processes", "1"],
     "profile": ["profile", M],
-    "compare": ["compare", "{good}", M],
+    "compare": ["compare", "{good}", M, "--seconds", "0.5"],
     "distill": ["distill", M, "{dest}"],
     "explain-session": ["explain-session", M],
 }

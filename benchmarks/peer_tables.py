@@ -48,9 +48,17 @@ class Row:
         return f"{self.case.title}{idle}"
 
     @property
+    def has_equals(self) -> bool:
+        """Whether a runtime of the very same class was measured."""
+        return any(name in RUNTIMES and RUNTIMES[name].precision == self.precision for name in self.result["runtimes"])
+
+    @property
+    def word(self) -> str:
+        return "faster" if self.ratio >= 1 else "**slower**"
+
+    @property
     def verdict(self) -> str:
-        word = "faster" if self.ratio >= 1 else "**slower**"
-        return f"{self.ratio:.2f}x {word} ({self.low:.2f} to {self.high:.2f})"
+        return f"{self.ratio:.2f}x {self.word} ({self.low:.2f} to {self.high:.2f})"
 
 
 def judge(goal: Goal, result: dict[str, Any]) -> tuple[str, float, float, float] | None:
@@ -104,8 +112,9 @@ SHORT = 4  # rows from either end that the README shows
 
 
 def short_table(results: Results) -> str:
-    """The rows where we are furthest ahead of the best peer of the same error class, and those where least or behind."""
-    ordered = sorted(rows(results), key=lambda row: -row.ratio)
+    """The rows where we are furthest ahead of the best peer of the same error class, and those where least or behind; none for
+    which no peer of just that class was measured."""
+    ordered = sorted((row for row in rows(results) if row.has_equals), key=lambda row: -row.ratio)
     kept = ordered if len(ordered) <= 2 * SHORT else [*ordered[:SHORT], *ordered[-SHORT:]]
     lines = [
         "| | precision | ONNX Runtime | best peer of that error class | Opsmith | over it (95 %) |",
@@ -118,6 +127,23 @@ def short_table(results: Results) -> str:
             f"| {row.name} | {OURS[row.variant].title} | {row.time(STOCK)} | {peer} | {ours} | {row.verdict} |"
         )
     return "\n".join(lines)
+
+
+# What the README begins with: these, faster or slower; chosen before they were measured.
+FIRST = (("bert_b1", "bf16"), ("unet_64_b1", "bf16"), ("unet_64_b1", "fp32"))
+
+
+def first_sentence(results: Results) -> str:
+    """The times of a few rows, each with the peer that comes next and both errors; empty if none of them was measured."""
+    found = {(row.case.name, row.variant): row for row in rows(results)}
+    parts = []
+    for row in (found[key] for key in FIRST if key in found):
+        theirs = row.result["runtimes"][row.rival]
+        parts.append(
+            f"{row.name} takes {_time(row.ours['seconds'])} in {OURS[row.variant].title} (error {_error(row.ours)}), "
+            f"{row.time(row.rival)} in {title(row.rival)} (error {_error(theirs)}): {row.ratio:.2f}x {row.word}"
+        )
+    return f"**Why:** on the same cores, {'; '.join(parts)}." if parts else ""
 
 
 def goal_table(results: Results) -> str:
@@ -156,8 +182,16 @@ def machine_text(results: Results) -> str:
         text = f"{m['cpu']}, {result['threads']} threads of {m['cores']} cores, {m['memory'] / 2**30:.0f} GiB, {widest}; {versions}"
         if text not in texts:
             texts.append(text)
-    dates = sorted({result["measured"][:10] for _, result in results})
-    return f"Measured on {'; and on '.join(texts)}. {dates[0] if len(dates) == 1 else f'{dates[0]} to {dates[-1]}'}."
+    return f"Measured on {'; and on '.join(texts)}. {_dates(results)}."
+
+
+def _dates(results: Results) -> str:
+    """Kernels change from day to day: of cases that were measured on several, each day names its own, the largest share last."""
+    days: dict[str, list[str]] = {}
+    for case, result in results:
+        days.setdefault(result["measured"][:10], []).append(case.title)
+    *few, most = sorted(days, key=lambda day: len(days[day]))
+    return "".join(f"{'; '.join(days[day])}: {day}. All others: " for day in few) + most
 
 
 def chart(results: Results) -> str:
@@ -191,6 +225,7 @@ def chart(results: Results) -> str:
 
 
 BEGIN, END = "<!-- peers: written by benchmarks/peers.py -->", "<!-- /peers -->"
+WHY, WHY_END = "<!-- why: written by benchmarks/peers.py -->", "<!-- /why -->"
 _HEADINGS = {
     "fp32": "Single precision",
     "bf16": "16 bits",
@@ -219,7 +254,7 @@ def page(results: Results) -> str:
 
 
 def write(results: Results, root: Path) -> None:
-    """README.md between its two marks (added at the end if they are not there), docs/benchmarks.md and the chart."""
+    """README.md between its marks (the table is added at the end if they are not there), docs/benchmarks.md and the chart."""
     picture = root / "docs" / "pictures" / "peers.svg"
     picture.parent.mkdir(parents=True, exist_ok=True)
     picture.write_text(chart(results), encoding="utf-8")
@@ -230,6 +265,9 @@ def write(results: Results, root: Path) -> None:
         text = text[: text.index(BEGIN)] + short + text[text.index(END) + len(END) :]
     else:
         text = f"{text.rstrip()}\n\n## How fast\n\n{short}\n"
+    sentence = first_sentence(results)
+    if sentence and WHY in text and WHY_END in text:
+        text = f"{text[: text.index(WHY)]}{WHY}\n{sentence}\n{text[text.index(WHY_END) :]}"
     readme.write_text(text, encoding="utf-8")
     (root / "docs" / "benchmarks.md").write_text(page(results), encoding="utf-8")
     index = root / "docs" / "index.md"

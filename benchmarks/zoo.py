@@ -195,7 +195,9 @@ def page(rows: list[Row]) -> str:
         "",
         "Real ONNX models from the package registries, none of which Opsmith was made for, each compiled by `opsmith compile MODEL` "
         "without any option. Written by `benchmarks/zoo.py`; the models are fetched by package name and are not part of this "
-        "repository. Ratios above 1 mean that Opsmith is faster; inputs are random.",
+        "repository. Ratios above 1 mean that Opsmith is faster; inputs are random. The error is the largest over all inputs that are "
+        "verified, degenerate ones among them, in units of the output's scale: where a model has steps (quantizers, thresholds) ONNX Runtime "
+        "differs from itself by as much.",
         "",
         f"{len(rows)} models: {sum(r.verified for r in rows)} right, {sum(r.native > 0 for r in rows)} with native code, "
         f"{native} of {nodes} nodes native ({100 * native / max(nodes, 1):.0f} %), "
@@ -214,6 +216,8 @@ def page(rows: list[Row]) -> str:
             lines.append(f"| {r.name} | {count} | {what.replace('|', '/')} |")
     busy = [r.name for r in rows if r.busy]
     lines += ["", f"Measured on {machine.cpu_name()}, {machine.cores()} threads, {time.strftime('%Y-%m-%d')}."]
+    if missing := sorted({m.name for m in zoo_models.zoo()} - {r.name for r in rows}):
+        lines.append(f"Not among them: {', '.join(missing)}.")
     if busy:
         lines.append(f"Other processes used the CPU while these were timed: {', '.join(busy)}.")
     return "\n".join(lines) + "\n"

@@ -17,6 +17,7 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
+from quick import FLAG
 
 from opsmith.compiler import geometry
 from opsmith.compiler.build import KERNELS, find_compiler
@@ -56,7 +57,7 @@ class _Lowered:
 def compile_batch(
     models: Sequence[tuple[str, bytes]],
     folder: Path,
-    optimize: Sequence[str] = ("-O1",),
+    optimize: Sequence[str] = (FLAG,),
     isa: InstructionSet | None = None,
     precision: Precision = FP32,
     objects: Path | None = None,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import gc
+import json
 import os
+from pathlib import Path
 
 import pytest
 import quick
@@ -11,6 +15,7 @@ from opsmith.compiler import geometry
 from opsmith.errors import OpsmithError
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests never ask a hub
+SECONDS = Path(__file__).with_name("seconds.json")  # of the test files; written by `pytest --write-seconds`
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -19,28 +24,47 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return len(os.sched_getaffinity(0)) if whole and hasattr(os, "sched_getaffinity") else 0
 
 
-# Begun first, so that at the end no worker waits for the other: seconds of processor time, Zen 4, empty caches.
-LONGEST = (
-    "kernels/test_kernels.py",  # about 400
-    "compiler/test_models.py",  # 180
-    "pipelines/test_accelerate.py",  # 170
-    "docs/test_walkthrough.py",  # 95, most of it waiting for measurements
-    "docs/test_pages.py",
-    "tests/test_demo.py",  # 52
-    "studio/test_browser.py",
-    "compiler/test_other_machines.py",  # 77
-    "compiler/test_precision.py",  # 61
-)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-seconds", action="store_true", help=f"write what each file took to {SECONDS.name}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {name: i for i, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(LONGEST)))
+    """The longest files begin first, so that at the end no worker waits for the other."""
+    seconds = json.loads(SECONDS.read_text(encoding="utf-8"))
+    items.sort(key=lambda item: -seconds.get(_file(item.nodeid), 0))
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+class Seconds:
+    """What each file takes, whichever process runs it."""
+
+    def __init__(self) -> None:
+        self._taken: collections.Counter[str] = collections.Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._taken[_file(report.nodeid)] += report.duration
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        known = json.loads(SECONDS.read_text(encoding="utf-8")) | self._taken
+        here = {name: round(known[name]) for name in sorted(known) if (session.config.rootpath / name).exists()}
+        SECONDS.write_text(json.dumps(here, indent=1) + "\n", encoding="utf-8")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if "not slow" in config.getoption("markexpr"):
         quick.compile_quickly()
+    if config.getoption("write_seconds") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Seconds())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage() -> None:
+    """What is alive before a file's tests, modules above all, is not looked through again at every collection that compiling makes."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture()

@@ -1,11 +1,13 @@
-"""Small files that ask for much: every verb ends, soon and with little memory, in a process of its own."""
+"""Small files that ask for much: every verb ends, soon and with little memory; each file has a process of its own."""
 
 from __future__ import annotations
 
-import os
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import onnx
@@ -73,15 +75,17 @@ def loop_bomb() -> onnx.ModelProto:
 
 BOMBS = [range_bomb, concat_bomb, shape_bomb, call_bomb, size_bomb, loop_bomb]
 VERBS = [["inspect"], ["optimize", "--level", "1"], ["compile", "--dry-run"], ["verify"]]
-# Both count what Python and its packages take by themselves. Processor time, as the machine may be busy.
+# Memory counts what Python and its packages take by themselves. Processor time, as the machine may be busy.
 RUN = """
-import os, sys
+import json, os, sys
 from opsmith.cli import main
 from opsmith.timing.worker import memory  # ru_maxrss would count what the test's own process held before exec
-try:
-    main(sys.argv[1:])
-finally:
-    print("peak", memory("VmHWM"), sum(os.times()[:4]), file=sys.stderr)
+for arguments in json.loads(sys.argv[1]):
+    before = sum(os.times()[:4])
+    try:
+        main(arguments)
+    except SystemExit as end:
+        print("ended", arguments[0], end.code or 0, memory("VmHWM"), sum(os.times()[:4]) - before, file=sys.stderr)
 """
 
 
@@ -90,15 +94,17 @@ def test_every_verb_ends_soon_and_with_little_memory(make: Callable[[], onnx.Mod
     path = tmp_path / "bomb.onnx"
     onnx.save(make(), path)
     assert path.stat().st_size < 6000
+    calls = []
     for verb, *options in VERBS:
         where = [] if verb == "inspect" else [str(path)] if verb == "verify" else [str(tmp_path / verb)]
-        arguments = [sys.executable, "-c", RUN, verb, str(path), *where, *options]
-        result = subprocess.run(
-            arguments, capture_output=True, text=True, timeout=300, check=False, env=dict(os.environ)
-        )
-        assert result.returncode in (0, 2), (verb, result.stderr)
-        assert "Traceback" not in result.stderr, (verb, result.stderr)
-        peak, seconds = result.stderr.rsplit("peak ", 1)[1].split()
+        calls.append([verb, str(path), *where, *options])
+    command = [sys.executable, "-c", RUN, json.dumps(calls)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
+    ended = re.findall(r"^ended (\w+) (\d+) (\d+) (\S+)$", result.stderr, re.M)
+    assert [verb for verb, *_ in ended] == [verb for verb, *_ in VERBS], result.stderr
+    for verb, code, peak, seconds in ended:
+        assert code in ("0", "2"), (verb, result.stderr)
         assert int(peak) < 2**30, f"{verb}: {int(peak) / 2**30:.1f} GiB"
         assert float(seconds) < 10, f"{verb}: {seconds} s of processor time"
 
@@ -112,6 +118,18 @@ def test_a_loop_is_refused_only_if_nothing_ends_it() -> None:
             OpsmithError, match="model: the Loop that makes .'y'. has no end: 4611686018427387904 rounds"
         ):
             bounds.check_values(_loop(1 << 62, more), "model")
+
+
+@pytest.mark.parametrize("count, fits", [(3, True), (12, False)])
+def test_constants_that_do_not_fit_into_memory_together_are_refused(
+    count: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds.machine, "memory_bytes", lambda: 8 << 30)
+    fills = " ".join(f"k{i} = ConstantOfShape(s) q{i} = ReduceSum<keepdims=0>(k{i})" for i in range(count))
+    text = HEAD.format("") + f"<int64[2] s = {{16384, 16384}}> {{ {fills} t = Sum({{}}) y = Add(x, t) }}"
+    model = onnx.parser.parse_model(text.replace("Sum({})", f"Sum({', '.join(f'q{i}' for i in range(count))})"))
+    with nullcontext() if fits else pytest.raises(OpsmithError, match="constants takes 12 GiB"):
+        bounds.check_values(model, "model")
 
 
 def test_functions_that_call_themselves_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -108,13 +109,24 @@ def test_bfloat16_goes_in_and_out() -> None:
 
 def test_importing_opsmith_is_light() -> None:
     """Only what a verb needs is imported, when it is used, and never torch."""
-    import subprocess
-
     code = (
         "import sys, opsmith, opsmith.cli; opsmith.cli.build_app(); opsmith.load, opsmith.verify, opsmith.inspect\n"
         "assert not {'torch', 'transformers', 'diffusers'} & set(sys.modules), 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_session_and_a_timing_process_start_without_onnx_ir(tmp_path: Path) -> None:
+    """It takes half a second of processor time, more than the rest together."""
+    model = tmp_path / "m.onnx"
+    onnx.save(doubler(), str(model))
+    store.write_test_data(tmp_path, {"x": X}, {})
+    code = (
+        "import sys; from opsmith import session, store; from opsmith.timing import worker; p = sys.argv[1]; "
+        "session.run(session.load(p), store.read_test_data(p)[0].inputs); print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code, str(model)], capture_output=True, text=True, check=True).stdout
+    assert not {"onnx_ir", "sympy", "onnxscript"} & set(loaded.split())
 
 
 def test_view_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: object) -> None:

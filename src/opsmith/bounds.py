@@ -148,6 +148,32 @@ def check_values(proto: onnx.ModelProto, what: str) -> None:
         if math.prod(dims) > (machine.memory_bytes() or math.inf):
             size = " x ".join(map(str, dims))
             raise OpsmithError(f"{what}: the value {name!r} has {size} elements, more than this machine's memory holds")
+    if (made := _bytes_of_constants(inferred.graph)) > (machine.memory_bytes() or math.inf):
+        raise OpsmithError(
+            f"{what}: what its nodes make of constants takes {made >> 30:,} GiB, more than this machine's memory holds"
+        )
+
+
+def _bytes_of_constants(graph: onnx.GraphProto) -> int:
+    """What ONNX Runtime computes when it loads a model, and holds together until it has: values of nodes that read no input."""
+    inputs = {value.name for value in graph.input}
+    constant = {"", *(tensor.name for tensor in graph.initializer if tensor.name not in inputs)}
+    made: set[str] = set()
+    for node in graph.node:  # one without inputs is a Constant, which the file holds, or draws random numbers
+        inside = any(a.HasField("g") for a in node.attribute)
+        if node.op_type == "Constant" or (node.input and not inside and constant.issuperset(node.input)):
+            constant.update(node.output)
+            made.update(node.output if node.input else ())
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
+    return sum(math.prod(dims) * _width(kinds[name]) for name, dims in _sizes(graph) if name in made)
+
+
+def _width(kind: int) -> int:
+    """Bytes of an element; 1 where nobody knows."""
+    try:
+        return int(onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize)
+    except (KeyError, TypeError):
+        return 1
 
 
 MOST_ROUNDS = 1 << 40  # of a Loop; at 100 ns for each they take more than a day

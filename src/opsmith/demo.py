@@ -25,7 +25,7 @@ from opsmith import session, starter, store
 from opsmith.check.verify import verify
 from opsmith.errors import OpsmithError
 from opsmith.measure.inspect import ModelInfo, inspect
-from opsmith.measure.units import faster, size
+from opsmith.measure.units import counted, faster, size
 from opsmith.pipelines import edit, grammar, masks
 from opsmith.pipelines.diffusion import DiffusionApp
 from opsmith.pipelines.prompts import write_prompts
@@ -172,7 +172,7 @@ def _bench(work: Work) -> Outcome:
         speed = "" if entry.gflops is None else f"{entry.gflops:.1f}"
         rows.append((entry.label, f"{entry.run.median * 1e3:.2f} ms", ratio, speed))
     noise = "" if result.clean else "; other processes disturbed it"
-    headline = f"interleaved in separate processes, {result.threads} threads{noise}"
+    headline = f"interleaved in separate processes, {counted(result.threads, 'thread')}{noise}"
     return Outcome(headline, ("variant", ">median", ">speed (95 %)", ">GFLOP/s"), tuple(rows), bool(result.verified))
 
 
@@ -228,7 +228,7 @@ def _compare(work: Work) -> Outcome:
         rows.append((entry.label, f"{entry.run.median * 1e3:.2f} ms", ratio, error, memory))
     noise = "" if result.clean else "; other processes disturbed it"
     return Outcome(
-        f"one run of the UNet, {result.threads} threads{noise}",
+        f"one run of the UNet, {counted(result.threads, 'thread')}{noise}",
         ("variant", ">median", ">speed", ">max error", ">memory added"),
         tuple(rows),
         bool(result.verified),

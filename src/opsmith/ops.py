@@ -388,7 +388,10 @@ def _cast(node: NodeLike, x: Expr, *like: Expr) -> Expr:
         return x if target == DataType.FLOAT else convert("round_to", x, target)
     if source in (*_FLOATS, DataType.DOUBLE):
         return convert("cut_to", x, target)
-    return convert("cast", x, DataType.FLOAT if target in _FLOATS else target)
+    if target not in _FLOATS:
+        return convert("cast", x, target)
+    x = convert("cast", x, DataType.FLOAT)
+    return x if target == DataType.FLOAT else convert("round_to", x, target)
 
 
 row("Cast", _cast, arity=1, node=True, result="cast", kinds="fdib8")

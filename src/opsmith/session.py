@@ -10,16 +10,21 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime as ort
 
 from opsmith import settings as config
 from opsmith import store
 from opsmith.errors import OpsmithError
+from opsmith.later import Later
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+else:
+    ir = Later("onnx_ir")  # as in store.py: most sessions do without it
 
 
 def load(
@@ -59,7 +64,7 @@ def load(
         settings.add_session_config_entry(key, value)
     if provider is not None:
         choose_provider(settings, provider)
-    if isinstance(model, (ir.Model, onnx.ModelProto)):
+    if not isinstance(model, (str, os.PathLike, store.Variant)):
         # ONNX Runtime maps the weights, so the file may go once the session stands.
         with tempfile.TemporaryDirectory(prefix="opsmith-", ignore_cleanup_errors=True) as folder:
             path = Path(folder) / "model.onnx"
@@ -140,16 +145,10 @@ def one_line(error: BaseException) -> str:
     return _NOISE.sub("", " ".join(str(error).split())).strip()[:600]
 
 
-# Element types that ONNX Runtime computes with but does not hand over as numpy arrays.
+# Element types that ONNX Runtime computes with but does not hand over as numpy arrays, by ONNX's names for them.
 _NOT_IN_NUMPY = {
-    f"tensor({name})": dtype
-    for name, dtype in {
-        "bfloat16": ir.DataType.BFLOAT16,
-        "float8e4m3fn": ir.DataType.FLOAT8E4M3FN,
-        "float8e4m3fnuz": ir.DataType.FLOAT8E4M3FNUZ,
-        "float8e5m2": ir.DataType.FLOAT8E5M2,
-        "float8e5m2fnuz": ir.DataType.FLOAT8E5M2FNUZ,
-    }.items()
+    f"tensor({name.lower()})": name
+    for name in ("BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ")
 }
 
 
@@ -200,7 +199,7 @@ def _ended_after(seconds: float | None) -> Iterator[ort.RunOptions | None]:
 def _to_ort(array: Any, kind: str) -> ort.OrtValue:
     if kind not in _NOT_IN_NUMPY:
         return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
-    dtype = _NOT_IN_NUMPY[kind]
+    dtype = ir.DataType[_NOT_IN_NUMPY[kind]]
     bits = np.ascontiguousarray(array, dtype=dtype.numpy()).view(f"u{dtype.bitwidth // 8}")
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, int(dtype))
 
@@ -208,7 +207,7 @@ def _to_ort(array: Any, kind: str) -> ort.OrtValue:
 def _from_ort(value: ort.OrtValue, kind: str) -> Any:
     if kind not in _NOT_IN_NUMPY:
         return value.numpy()
-    dtype = _NOT_IN_NUMPY[kind].numpy()
+    dtype = ir.DataType[_NOT_IN_NUMPY[kind]].numpy()
     shape = tuple(value.shape())
     size = int(np.prod(shape)) * dtype.itemsize
     raw = ctypes.string_at(value.data_ptr(), size) if size else b""

@@ -353,11 +353,30 @@ def reads_data(size: Size) -> bool:
 
 def is_count(size: Size) -> bool:
     """Whether everything in it counts something, so that no atom is negative: not data, and not a float cut to an integer."""
-    inside = list(walk([size]))
-    return not any(
-        isinstance(a, (Element, RealElement)) or (isinstance(a, Apply) and a.function in ("to_integer", "to_int32"))
-        for a in inside
-    )
+    return all(_counts(atom) for atom in size.atoms())
+
+
+def _counts(atom: Atom) -> bool:
+    if not isinstance(atom, Apply):
+        return isinstance(atom, Name)
+    if atom.function in ("to_integer", "to_int32") or any(
+        isinstance(a, (Element, RealElement)) for a in walk(atom.arguments)
+    ):
+        return False
+    sizes = [a for a in atom.arguments if isinstance(a, Size)]
+    if atom.function == "trunc_div":  # -1 / 2 is 0, but -2 / 2 is not
+        dividend, divisor = sizes
+        least = lower_bound(dividend)
+        return _is_sum_of_counts(dividend) or (least is not None and least > -(divisor.value or 0))
+    if atom.function == "max":
+        return any(_is_sum_of_counts(s) for s in sizes)
+    if atom.function in ("min", "broadcast", "pick"):
+        return all(_is_sum_of_counts(s) for s in sizes)
+    return all(_counts(a) for a in walk(atom.arguments) if not isinstance(a, Real))
+
+
+def _is_sum_of_counts(size: Size) -> bool:
+    return all(c >= 0 for c in size.terms.values()) and is_count(size)
 
 
 def truncated(sizes: Iterable[Size]) -> set[Size]:
@@ -411,8 +430,7 @@ def _division(atom: Atom, *functions: str) -> tuple[Size, Size] | None:
 
 def certainly_at_most(a: SizeLike, b: SizeLike) -> bool:
     """a <= b for every value of the sizes in them, which count something and so are never negative."""
-    gap = as_size(b) - as_size(a)
-    return all(c >= 0 for c in gap.terms.values()) and is_count(gap)
+    return _is_sum_of_counts(as_size(b) - as_size(a))
 
 
 def never_zero(gap: Size) -> bool:

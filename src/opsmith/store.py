@@ -28,15 +28,20 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 
 from opsmith import bounds, machine
 from opsmith._version import __version__
 from opsmith.errors import OpsmithError
+from opsmith.later import Later
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+else:
+    ir = Later("onnx_ir")  # takes half a second (it imports sympy), which sessions and timing processes do not need
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | Variant | onnx.ModelProto | ir.Model"
 PathLike: TypeAlias = "str | os.PathLike[str]"
@@ -238,10 +243,8 @@ def source_folder(model: Path) -> Path:
 
 def open_model(model: ModelLike) -> ir.Model:
     """An onnx-ir model with its weights memory-mapped."""
-    if isinstance(model, ir.Model):
-        return model
-    if isinstance(model, onnx.ModelProto):
-        return as_run(from_proto(model))
+    if not isinstance(model, (str, os.PathLike, Variant)):
+        return as_run(from_proto(model)) if isinstance(model, onnx.ModelProto) else model
     path = find_model(model)
     check_external_data(path)
     check_model(path)
@@ -355,7 +358,7 @@ def unknown_dims(model: ir.Model) -> ir.Model:
 @contextlib.contextmanager
 def on_disk(model: ModelLike) -> Iterator[Path]:
     """The model as a file: its own, or a temporary one for models that live in memory."""
-    if not isinstance(model, (ir.Model, onnx.ModelProto)):
+    if isinstance(model, (str, os.PathLike, Variant)):
         yield find_model(model)
         return
     with tempfile.TemporaryDirectory(prefix="opsmith-") as folder:
@@ -468,6 +471,20 @@ _FIELDS = {
 }
 
 
+def _in_numpy(data_type: int) -> bool:
+    """Whether numpy itself has numbers of this type: ONNX counts them first, before bfloat16."""
+    beyond, strings = int(onnx.TensorProto.BFLOAT16), int(onnx.TensorProto.STRING)
+    return 0 < data_type < beyond and data_type != strings
+
+
+def _bits(data_type: int) -> int:
+    """Of one element; a type without any (strings, those that do not exist) raises TypeError or ValueError."""
+    if not _in_numpy(data_type):
+        return ir.DataType(data_type).bitwidth
+    size: int = onnx.helper.tensor_dtype_to_np_dtype(data_type).itemsize
+    return 8 * size
+
+
 def _check_embedded(path: Path, tensor: onnx.TensorProto) -> None:
     """Refuse a tensor without a type, or that holds fewer or more numbers than its dims say."""
     if tensor.data_type == onnx.TensorProto.UNDEFINED:
@@ -477,7 +494,7 @@ def _check_embedded(path: Path, tensor: onnx.TensorProto) -> None:
     count = math.prod(tensor.dims)
     if tensor.HasField("raw_data"):
         with contextlib.suppress(ValueError, TypeError):  # a type without bytes: onnx's checker says so
-            needed = (count * ir.DataType(tensor.data_type).bitwidth + 7) // 8
+            needed = (count * _bits(tensor.data_type) + 7) // 8
             if len(tensor.raw_data) != needed:
                 have = len(tensor.raw_data)
                 raise OpsmithError(f"{path}: tensor {tensor.name!r} takes {needed} bytes, the file has {have}")
@@ -487,7 +504,7 @@ def _check_embedded(path: Path, tensor: onnx.TensorProto) -> None:
         needed = 2 * count
     elif tensor.data_type != onnx.TensorProto.STRING:
         with contextlib.suppress(ValueError, TypeError):
-            bits = ir.DataType(tensor.data_type).bitwidth
+            bits = _bits(tensor.data_type)
             needed = count if bits >= 8 else (count * bits + 7) // 8  # some elements to a byte, a byte to a number
     have = len(getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data")))
     if have != needed:
@@ -503,7 +520,7 @@ def _span(path: Path, tensor: onnx.TensorProto, entries: Mapping[str, str]) -> t
             raise OpsmithError(f"{path}: tensor {tensor.name!r} has a bad external-data {key}: {number!r}")
         numbers[key] = int(number) if number else None
     try:
-        bits = ir.DataType(tensor.data_type).bitwidth
+        bits = _bits(tensor.data_type)
     except (ValueError, TypeError):
         raise OpsmithError(f"{path}: tensor {tensor.name!r} has a type that external data cannot hold") from None
     if any(dim < 0 for dim in tensor.dims):
@@ -626,7 +643,7 @@ def save_model(model: ir.Model, path: Path) -> None:
 
 def copy_model(source: ModelLike, path: Path) -> None:
     """SOURCE as it is at PATH: the same bytes, external data beside it under its own names."""
-    if isinstance(source, (ir.Model, onnx.ModelProto)):
+    if not isinstance(source, (str, os.PathLike, Variant)):
         save_model(open_model(source), path)
         return
     file = find_model(source)
@@ -813,7 +830,7 @@ def _new_record(verb: str, parent: ModelLike | str | None, options: Mapping[str,
 
 def _parent_name(parent: ModelLike | str | None) -> str | None:
     """The parent's name within its model folder: records hold no machine paths."""
-    if parent is None or isinstance(parent, (ir.Model, onnx.ModelProto)):
+    if not isinstance(parent, (str, os.PathLike, Variant)):
         return None
     if isinstance(parent, Variant):
         return parent.name
@@ -829,6 +846,8 @@ def _parent_name(parent: ModelLike | str | None) -> str | None:
 def _to_proto(array: np.ndarray[Any, Any], name: str) -> onnx.TensorProto:
     if array.dtype.kind in "OUS":  # onnx-ir does not write strings
         return onnx.numpy_helper.from_array(array.astype(object), name)
+    if array.dtype.kind in "biufc":
+        return onnx.numpy_helper.from_array(array, name)
     return ir.serde.serialize_tensor(ir.tensor(array, name=name))
 
 
@@ -873,7 +892,8 @@ def read_test_data(model: PathLike, names: tuple[Sequence[str], Sequence[str]] |
                     tensor.ParseFromString(file.read_bytes())
                     if tensor.data_location == onnx.TensorProto.EXTERNAL:
                         raise ValueError("it points at another file")
-                    array = ir.serde.deserialize_tensor(tensor).numpy()
+                    plain = _in_numpy(tensor.data_type)
+                    array = onnx.numpy_helper.to_array(tensor) if plain else ir.serde.deserialize_tensor(tensor).numpy()
                 except Exception as error:
                     raise OpsmithError(f"{file} is not a readable test tensor: {error}") from error
                 arrays[tensor.name or (fallback[i] if i < len(fallback) else f"{kind}_{i}")] = array

@@ -99,9 +99,10 @@ def test_a_finished_run_is_a_no_op_and_another_job_is_refused(texts: Path, capfd
 def test_rows_that_fail_are_listed_with_their_reasons(texts: Path, capfd: pytest.CaptureFixture[str]) -> None:
     texts.write_text("a frog\n\n" + "frog " * 40 + "\na castle\n")
     output = texts.with_suffix(".jsonl")
-    assert run(ENCODER, texts, "-o", output, "--strict") == 2
-    assert "row 1 failed: text is empty" in capfd.readouterr().err
-    assert not output.exists()
+    for word in ("--stop-on-error", "--strict"):  # the latter is the older one
+        assert run(ENCODER, texts, "-o", output, word) == 2
+        assert "row 1 failed: text is empty" in capfd.readouterr().err
+        assert not output.exists()
     assert run(ENCODER, texts, "-o", output) == 1
     assert [json.loads(line)["row"] for line in output.read_text().splitlines()] == [0, 3]
     errors = [json.loads(line) for line in Path(f"{output}.job/errors.jsonl").read_text().splitlines()]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
@@ -100,6 +101,34 @@ def test_sound_gets_a_second() -> None:
     weights = {"one": np.array([1], np.int64), "w": np.ones((2, 1, 400), np.float32)}
     judged = judged_feed(model({"x": (T.FLOAT, ["b", "n"])}, nodes, {"y": (T.FLOAT, None)}, **weights))
     assert judged.dims == {"b": 1, "n": 16000} and judged.origin == "typical 1 s of audio"
+
+
+BRANCH = "branch () => (r) { u = Unsqueeze (p, one)  r = Conv (u, w) }"
+
+
+@pytest.mark.parametrize(
+    ("text", "origin"),
+    [
+        (f"float[b, n] x, bool c) => (y) {{ p = Pad (x, pads)  y = If (c) <then_branch = {BRANCH}, else_branch = {BRANCH}>", "typical 1 s of audio"),
+        ("int16[1, 1, audio_len] audio) => (y) { y = Cast<to = 1> (audio)", "typical 1 s of audio"),
+        ("float[1, feats_length, 400] speech) => (y) { y = Relu (speech)", "typical 100 frames"),
+        ("float[b, seq_len, 59] letters) => (y) { y = Relu (letters)", "typical 128 steps"),
+        ("float[b, seq_len, 64] inputs_embeds) => (y) { y = Relu (inputs_embeds)", "typical 128 tokens"),
+        ("float[b, seq_len] x, float[b, seq_len] mask) => (y) { y = Mul (x, mask)", "typical 128 steps"),
+        ("float[2, s, 128] state) => (y) { y = Relu (state)", "the model's own sizes"),
+    ],
+)  # fmt: skip
+def test_sound_and_vectors_are_not_called_tokens(text: str, origin: str) -> None:
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 18]> g ({text.replace("(y)", "(float y)")} }}"""
+    )
+    for name, array in {
+        "pads": np.zeros(4, np.int64),
+        "one": np.array([1], np.int64),
+        "w": np.ones((2, 1, 8), np.float32),
+    }.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    assert judged_feed(proto).origin == origin
 
 
 def test_a_size_that_a_weight_leaves_no_choice_of_is_taken() -> None:

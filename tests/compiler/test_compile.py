@@ -239,6 +239,7 @@ def test_what_is_left_with_onnx_runtime_is_the_source_byte_for_byte(tmp_path):
     result = opsmith.compile(path, tmp_path / "m" / "c")
     assert not result.regions and result.variant.path.read_bytes() == path.read_bytes()
     assert "stays as it is" in result.remarks[0]
+    assert [why for _, _, why in result.left] == ["element type STRING stays with ONNX Runtime"]
 
 
 def test_nodes_that_stay_are_not_rewritten(tmp_path):

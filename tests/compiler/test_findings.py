@@ -113,6 +113,39 @@ COMPILED = {
         12,
         "(int32[n,3,m] x) => (int32[n,1,m] y) { z = Sub(x, x)  y = ReduceLogSum <axes = [1], keepdims = 1> (z) }",
     ),
+    "a half that does not hold a size, or an integer": (
+        18,
+        """(float[n,4] x, int32[3,m] i) => (float[r] y, int32[3,m] z) <int64[1] k = {1025}, int32 l = {2049}> {
+          s = Shape <end = 1> (x)  t = Mul(s, k)  h = Cast <to = 10> (t)  c = Cast <to = 7> (h)  y = ConstantOfShape(c)
+          j = Mul(i, l)  g = Cast <to = 10> (j)  z = Cast <to = 6> (g) }""",
+    ),
+    "a remainder with the sign of a dividend that is computed from sizes": (
+        18,
+        """(float[n,4] x) => (float[r] y) <int64[1] k = {8}, int64[1] l = {3}> {
+          s = Shape <end = 1> (x)  d = Sub(s, k)  e = Mod <fmod = 1> (d, l)  z = Abs(e)  y = ConstantOfShape(z) }""",
+    ),
+    "small vectors whose type wraps or rounds": (
+        18,
+        """(uint8[2] x, double d) => (uint8[2] y, int64 z) <uint8 one = {1}, uint8 two = {2}, double k = {1e9}> {
+          a = Sub(x, one)  y = Div(a, two)  b = Mul(d, k)  c = Cast <to = 1> (b)  z = Cast <to = 7> (c) }""",
+    ),
+    "the mask of a Dropout before opset 12": (
+        11,
+        "(float[n,4] x) => (float[n,4] y, bool[n,4] z) { a, z = Dropout <ratio = 0.5> (x)  y = Neg(a) }",
+    ),
+    "an attention whose queries or scores are broadcast": (
+        18,
+        """(float[1,2,3,4] q, float[n,2,5,4] k, float[1,2,5,4] l, float[n,1,3,5] mask) => (float[n,2,3,4] y, float[n,2,3,4] z)
+          <float c = {0.5}> {
+          kt = Transpose <perm = [0, 1, 3, 2]> (k)  a = MatMul(q, kt)  b = Mul(a, c)  p = Softmax(b)  y = MatMul(p, k)
+          lt = Transpose <perm = [0, 1, 3, 2]> (l)  e = MatMul(q, lt)  f = Mul(e, c)  g = Add(f, mask)  h = Softmax(g)
+          z = MatMul(h, l) }""",
+    ),
+    "a cubic Resize with antialias and align_corners": (
+        18,
+        """(float[n,2,9,7] x) => (float[n,2,4,5] y) <float[4] scales = {1, 1, 0.45, 0.75}> {
+          y = Resize <antialias = 1, coordinate_transformation_mode = "align_corners", mode = "cubic"> (x, , scales) }""",
+    ),
 }
 
 
@@ -166,6 +199,56 @@ REWRITTEN = {
         14,
         """(float16[0,m] x) => (float16[0,m] y) <int64[1] flat = {-1}> {
           a = Reshape(x, flat)  s = Shape(x)  y = Reshape(a, s) }""",
+    ),
+    "a quotient of sizes that is negative": (
+        18,
+        """(float[n,4] x) => (float[r,4] y, float[s,4] z) <
+          int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] five = {5}, int64[1] minus = {-1}> {
+          n = Shape <end = 1> (x)  d = Sub(n, five)  e = Div(d, two)  t = Add(n, e)  y = Slice(x, zero, t, zero)
+          q = Equal(e, minus)  w = Where(q, n, one)  z = Slice(x, zero, w, zero) }""",
+    ),
+    "the magnitude of a size and a negative number": (
+        18,
+        """(float[n,4] x) => (float[r] y) <int64[1] i = {0}, int64[1] k = {-5}> {
+          s = Shape(x)  n = Gather <axis = 0> (s, i)  d = Add(n, k)  z = Abs(d)  y = ConstantOfShape(z) }""",
+    ),
+    "patterns that begin outside of a branch and end in it": (
+        18,
+        """(float[n,4] x, bool c) => (float[n,4] y, float[n,3] z, float[n,4] v)
+          <float[4,3] w = {1,2,3,4,5,6,7,8,9,10,11,12}, float[3] k = {1,2,3}, float[4] l = {1,2,3,4}> {
+          s = Sigmoid(x)  y = If(c) <then_branch = a () => (float[n,4] p) { p = Mul(s, x) }, else_branch = b () => (float[n,4] q) { q = Neg(x) }>
+          m = MatMul(x, w)  z = If(c) <then_branch = d () => (float[n,3] e) { e = Add(m, k) }, else_branch = f () => (float[n,3] g) { g = Neg(m) }>
+          r = Relu(x)  t = Add(x, r)  v = If(c) <then_branch = h () => (float[n,4] i) { i = LayerNormalization(t, l, l) },
+            else_branch = j () => (float[n,4] o) { o = Neg(x) }> }""",
+    ),
+    "a scale that follows from the sum that a norm begins with": (
+        18,
+        """(float[2,4] x, float[2,4] z) => (float[2,4] y) <int64[1] a = {0}> {
+          s = Add(x, z)  w = ReduceMean <keepdims = 0> (s, a)  y = LayerNormalization(s, w, w) }""",
+    ),
+    "convolutions of images that are resized to more channels, or keep their aspect ratio": (
+        18,
+        """(float[1,2,4,4] x) => (float[1,1,8,8] y, float[1,1,h,w] z) <int64[4] s = {1,4,8,8}, int64[4] t = {1,2,8,8},
+          float[1,4,1,1] v = {1,2,3,4}, float[1,2,1,1] w = {1,2}, float[1] k = {1}> {
+          a = Resize <coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"> (x, , , s)  y = Conv(a, v, k)
+          b = Resize <coordinate_transformation_mode = "asymmetric", nearest_mode = "floor", keep_aspect_ratio_policy = "not_larger"> (x, , , t)
+          z = Conv(b, w, k) }""",
+    ),
+    "outputs that declare a size which they have for some inputs only": (
+        18,
+        """(float[n,4] x, float[n,2,5] z) => (float[1,4] y, int64[2] s, float[1,10] v) <int64[2] a = {-1, 5}, int64[2] b = {-1, 10}> {
+          r = Relu(x)  y = Identity(r)  s = Shape(r)  u = Reshape(z, a)  v = Reshape(u, b) }""",
+    ),
+    "parts of a sequence before opset 18": (
+        13,
+        """(float[4,3] x) => (float[2,3] y, float[1,3] z, float[2,2,3] v) <int64 k = {2}, int64[4] l = {1,1,1,1}, int64 i = {-1}> {
+          a = SplitToSequence <axis = 0> (x, k)  y = SequenceAt(a, i)  v = ConcatFromSequence <axis = 0, new_axis = 1> (a)
+          b = SplitToSequence <axis = 0, keepdims = 0> (x, l)  z = SequenceAt(b, i) }""",
+    ),
+    "an Einsum that stretches an operand, is an output, and is raised from an older opset": (
+        13,
+        """(float[1,2,3] x, float[4,2,3] w) => (float[r] e, int64 y) {
+          e = Einsum <equation = "bij,bij->b"> (x, w)  n = Neg(e)  y = Size(n) }""",
     ),
 }
 

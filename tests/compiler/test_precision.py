@@ -16,6 +16,8 @@ from small import graph
 import opsmith
 from opsmith import machine, settings
 from opsmith.check import differences as checks
+from opsmith.check.verify import Case, VerifyResult
+from opsmith.cli.compile import show_error
 from opsmith.compiler import auto, geometry
 from opsmith.compiler.cut import cut
 from opsmith.compiler.precision import AUTO, BF16, FP32, INT8, PRECISIONS, Precision
@@ -264,6 +266,21 @@ def test_a_model_in_int8_states_its_error(tmp_path: Path) -> None:
     (stated,) = record["verified"].values()
     assert 1e-4 < stated["of_scale"] < 3e-2 and stated["bound"] == checks.BOUNDS["int8"] and stated["cosine"] > 0.999
     assert record["compiled"]["precision"] == {"bf16": 2, "int8": 2} and record["options"]["precision"] == "int8"
+    assert result.remarks == ["products: 2 in int8, 2 in bf16"]
+
+
+def test_an_error_beyond_the_bound_that_the_source_has_itself_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    check = checks.compare_arrays(np.float32([1e-7]), np.float32([1.2e-7]), bound=0.05, name="y")
+    check = dataclasses.replace(check, problem=None, spread=2.5e-8)
+    show_error(VerifyResult((Case("random", {}, (check,)),)))
+    said = capsys.readouterr().out
+    assert "its own spread" in said and "the source is 2.5e-08 from itself by rounding alone" in " ".join(said.split())
+
+
+def test_a_precision_that_no_product_runs_in_is_said(tmp_path: Path) -> None:
+    stem = with_weights(graph("g (float[1, 3, 9, 9] x) => (float[1, 8, 7, 7] y) { y = Conv (x, w) }"), w=(8, 3, 3, 3))
+    result = opsmith.compile(ir.from_proto(stem), tmp_path / "stem", precision="int8", regions="whole")
+    assert result.remarks == ["no product of the model runs in int8: 1 in fp32"]
 
 
 def test_beyond_the_bound_compile_fails_and_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

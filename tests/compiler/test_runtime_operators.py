@@ -1,10 +1,12 @@
-"""Operators that ONNX Runtime's own optimizer writes (com.microsoft): native, and equal to ONNX Runtime's kernels of them."""
+"""Operators that ONNX Runtime's own optimizer writes (com.microsoft), and the arithmetic ones of ai.onnx.ml: native, and equal to ONNX
+Runtime's kernels of them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,28 +28,30 @@ Feed = dict[str, np.ndarray]
 
 @dataclasses.dataclass
 class Case:
-    """`y = Op(x)` of com.microsoft on inputs declared as "float[n, 8] x"; sizes of the dims, one run each."""
+    """`y = Op(x)` of com.microsoft on inputs declared as "float[n, 8] x"; sizes of the dims, or whole inputs, one run each."""
 
     inputs: str
     body: str
-    runs: list[dict[str, int]] = dataclasses.field(default_factory=lambda: [{"b": 2, "s": 5}, {"b": 1, "s": 1}])
+    runs: list[dict[str, Any]] = dataclasses.field(default_factory=lambda: [{"b": 2, "s": 5}, {"b": 1, "s": 1}])
     values: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of an integer input: random below this
     outputs: str = "float[b, s, d] y"
     opset: int = 17
     whole: bool = True  # nothing is left to ONNX Runtime
 
     def model(self) -> bytes:
-        text = f"""<ir_version: 9, opset_import: ["" : {self.opset}, "com.microsoft" : 1]>
+        text = f"""<ir_version: 9, opset_import: ["" : {self.opset}, "com.microsoft" : 1, "ai.onnx.ml" : 3]>
         g ({self.inputs}) => ({self.outputs}) {{ {self.body} }}"""
         return parser.parse_model(text).SerializeToString()
 
-    def feed(self, sizes: Mapping[str, int]) -> Feed:
+    def feed(self, sizes: Mapping[str, Any]) -> Feed:
         feed: Feed = {}
         for value in onnx.load_from_string(self.model()).graph.input:
             kind = value.type.tensor_type
             shape = [sizes[d.dim_param] if d.dim_param else d.dim_value for d in kind.shape.dim]
             dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-            if dtype.kind in "iu":
+            if value.name in sizes:
+                feed[value.name] = np.array(sizes[value.name], dtype)
+            elif dtype.kind in "iu":
                 feed[value.name] = RANDOM.integers(0, self.values[value.name], shape).astype(dtype)
             else:
                 feed[value.name] = RANDOM.normal(0, 1, shape).astype(dtype)
@@ -244,6 +248,45 @@ def test_attention(tmp_path: Path) -> None:
     check(cases, tmp_path)
 
 
+def test_grouped_queries_over_caches_of_texts_of_different_lengths(tmp_path: Path) -> None:
+    runs = [
+        {"b": 2, "s": 5, "p": 0, "t": 5, "n": [4, 2], "at": [[0, 1, 2, 3, 4]] * 2},  # first call, one text padded
+        {"b": 2, "s": 1, "p": 4, "t": 5, "n": [4, 2], "at": [[4], [2]]},
+        {"b": 1, "s": 3, "p": 4, "t": 7, "n": [6], "at": [[4, 5, 6]]},
+        {"b": 1, "s": 1, "p": 9, "t": 6, "n": [5], "at": [[5]]},  # a buffer with room
+    ]
+    qkv, caches = (
+        "float[b, s, 64] q, float[b, s, 32] k, float[b, s, 32] v",
+        "float[b, 2, p, 16] c, float[b, 2, p, 16] d",
+    )
+    lengths, tables = "int32[b] n, int32 t", "float[16, 8] cos, float[16, 8] sin"
+    given = f"{qkv}, {caches}, {lengths}, {tables}"
+    outputs = "float[b, s, 64] y, float[b, 2, x, 16] e, float[b, 2, x, 16] f"
+    op, heads = "y, e, f = com.microsoft.GroupQueryAttention", "num_heads = 4, kv_num_heads = 2"
+    whole = "float[b, s, 64] q, float[b, s, 64] k, float[b, s, 64] v, float[b, 4, p, 16] c, float[b, 4, p, 16] d"
+    cases = [
+        Case(inputs, body, runs, outputs=out)
+        for inputs, body, out in (
+            (given, f"{op}<{heads}, do_rotary = 1>(q, k, v, c, d, n, t, cos, sin)", outputs),
+            (given, f"{op}<{heads}, do_rotary = 1, rotary_interleaved = 1, softcap = 1.5>(q, k, v, c, d, n, t, cos, sin)", outputs),
+            (f"{given}, int64[b, s] at", f"{op}<{heads}, do_rotary = 1>(q, k, v, c, d, n, t, cos, sin, at)", outputs),
+            (
+                f"float[b, s, 128] q, {caches}, {lengths}, {tables}",
+                f"{op}<{heads}, do_rotary = 1, scale = 0.2>(q, , , c, d, n, t, cos, sin)",
+                outputs,
+            ),
+            (f"{qkv}, {caches}, {lengths}", f"{op}<{heads}, local_window_size = 2>(q, k, v, c, d, n, t)", outputs),
+            (
+                f"{whole}, {lengths}",
+                f"{op}<num_heads = 4, kv_num_heads = 4>(q, k, v, c, d, n, t)",
+                outputs.replace("b, 2, x", "b, 4, x"),
+            ),
+        )
+    ]  # fmt: skip
+    cases.append(Case(f"{qkv}, {lengths}", f"{op}<{heads}>(q, k, v, , , n, t)", runs[:1], outputs=outputs))
+    check(cases, tmp_path)
+
+
 def test_rotary_embedding(tmp_path: Path) -> None:
     inputs = "float[b, s, 24] x, float[b, 3, s, 8] h, int64[b, s] at, int64[1] first, float[16, 4] cos, float[16, 4] sin, float[16, 2] c, float[16, 2] n"
     op = "com.microsoft.RotaryEmbedding"
@@ -323,3 +366,31 @@ def test_a_model_that_went_through_the_optimizer_is_native(tmp_path: Path) -> No
     for shape in ((2, 5, 16), (1, 1, 16)):
         feed = {name: RANDOM.normal(0, 1, shape).astype(np.float32) for name in "xr"}
         np.testing.assert_allclose(own.run(None, feed)[0], stock.run(None, feed)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_arithmetic_of_ai_onnx_ml(tmp_path: Path) -> None:
+    """Classical models: what scales, fills and normalizes columns, and the linear model behind it."""
+    rows = [[0, 0, 0], [1, -2, 3], [0.5, 2, -1e-3]]
+    runs: list[dict[str, Any]] = [{"x": rows, "n": 3}, {"x": rows[:1], "n": 1}]
+    scales = "offset = [0.5, 1.0, -2.0], scale = [2.0, 0.1, 1.0]"
+    filled = "imputed_value_floats = [7.0, 8.0, 9.0], replaced_value_float"
+    line = "coefficients = [1.0, 2.0, 3.0, 0.5, -1.0, 0.25], targets = 2, intercepts = [0.5, -0.5]"
+    many = [{"n": 3}, {"n": 1}]
+
+    def case(kind: str, body: str, runs: list[dict[str, Any]] = runs, columns: int = 3) -> Case:
+        return Case(f"{kind}[n, 3] x", f"y = ai.onnx.ml.{body}(x)", runs, {"x": 9}, f"float[n, {columns}] y", 18)
+
+    check(
+        [
+            case("float", f"Scaler<{scales}>"),
+            case("double", f"Scaler<{scales}>"),
+            case("int64", f"Scaler<{scales}>", many),
+            case("float", "Scaler<offset = [0.5], scale = [4.0]>"),
+            case("float", f"Imputer<{filled} = 0.0>"),
+            case("float", "Binarizer<threshold = 0.5>"),
+            case("float", 'Normalizer<norm = "L1">'),
+            case("float", 'Normalizer<norm = "L2">'),
+            case("float", f"LinearRegressor<{line}>", many, 2),
+        ],
+        tmp_path,
+    )

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import opsmith
 from opsmith.check.verify import verify
-from opsmith.compiler import cut
+from opsmith.compiler import cut, find_wrong
+from opsmith.compiler.partition import Region
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "check"))
 import test_spread as nets
@@ -82,3 +84,15 @@ def test_a_model_without_steps_that_amplifies_large_inputs_is_compiled(tmp_path:
     result = opsmith.compile(tmp_path / "m.onnx", tmp_path / "c", regions="all", shapes={"n": 500})
     assert result.verified is not None and any(o.spread is not None for o in result.verified.worst)
     assert result.native == result.nodes and not result.remarks
+
+
+def test_a_region_that_refuses_its_inputs_goes_back_with_what_it_said_in_one_short_line() -> None:
+    chain = (
+        "does not run: Non-zero status code returned while running If node. Name:'if' Status Message: opsmith region "
+    )
+    region = Region("region0", [ir.Node("", "Softmax", [], name="soft")], [], [])
+    found = find_wrong._whole_regions([region], f"{chain}region0, node attention_a: the mask does not fit the scores")
+    assert found.nodes == {"soft": "its region did not run: the mask does not fit the scores"}
+    assert found.remark.startswith(
+        "1 region goes back to ONNX Runtime: the mask does not fit the scores, at attention_a."
+    )

@@ -51,6 +51,17 @@ def silence(group, kept):
     layer.node.replace_input_with(1, value)
 
 
+def test_samples_run_on_the_model_even_where_random_values_do_not():
+    """The edges of a graph index its nodes, through an operator that hides it."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[nodes, 4] x, int64[2, edges] e) => (float[k, 4] y) {
+        one = Constant<value_int: int = 1>()  from = Gather(e, one)  n = Neg(x)  y = Gather(n, from) }"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    with store.on_disk(model) as path:
+        running = session.load(path)
+        for feed in quality._generated(path, model, 3, False):
+            session.run(running, feed)
+
+
 @pytest.mark.parametrize("kind", ["heads", "neurons"])
 @pytest.mark.parametrize(("name", "exporter"), FAMILIES)
 def test_the_smaller_model_is_the_source_with_those_units_silenced(name, exporter, kind):

@@ -8,6 +8,7 @@ import json
 import models
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -225,6 +226,38 @@ def test_the_ends_and_the_time_embedding_of_a_unet_stay_in_full_precision(tmp_pa
     everything = quantize(source, tmp_path / "m" / "all", method=method, calibration=feeds, spare=False, threads=1)
     assert everything.quantized > result.quantized
     assert not any("full precision" in line for line in everything.left)
+
+
+def test_static_takes_a_shared_bias_beside_a_value_that_has_its_name_with_a_number(tmp_path):
+    """The tool calls the second copy of `b` `b2`, whatever that is already."""
+    rng = np.random.default_rng(0)
+    text = """<ir_version: 9, opset_import: ["" : 18]> g (float[1, 4, 5, 5] x) => (float[1, 32, 5, 5] y) {
+        h = Conv (x, v, b)  b2 = Conv (h, w, b)  r = Relu (b2)  y = Conv (r, w, b) }"""
+    model = onnx.parser.parse_model(text)
+    for name, shape in {"v": (32, 4, 1, 1), "w": (32, 32, 1, 1), "b": (32,)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape, np.float32), name))
+    onnx.save(model, tmp_path / "a.onnx")
+    result = quantize(tmp_path / "a.onnx", tmp_path / "m" / "q", method="static", samples=2, threads=1)
+    assert result.quality.cosine > 0.99
+
+
+@pytest.mark.parametrize(
+    ("shape", "quantized"), [((1, 24), True), ((1,), True), ((), True), ((3, 24), False), ((3, 1), False)]
+)
+def test_static_takes_the_bias_of_a_gemm_whatever_its_rank(tmp_path, shape, quantized):
+    """The tool reads one element of a bias per channel, as of the shape (24,)."""
+    linear(tmp_path / "a.onnx", 64, bias_shape=shape, gemm=True)
+    proto = onnx.load(tmp_path / "a.onnx")
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
+    if not quantized:  # a layer beside it, so that something is left to quantize
+        proto.graph.node[0].output[0] = "h"
+        proto.graph.node.add(op_type="MatMul", input=["h", "v"], output=["y"])
+        proto.graph.initializer.append(numpy_helper.from_array(np.ones((24, 24 * 2), np.float32), "v"))
+        proto.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 48
+    onnx.save(proto, tmp_path / "a.onnx")
+    result = quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", method="static", samples=2, threads=1)
+    assert result.quality.cosine > 0.99 and result.quantized == 1
+    assert ("fc: its bias differs from row to row" in result.left) is not quantized
 
 
 @pytest.mark.parametrize("method", ["fp16", "weight-only"])

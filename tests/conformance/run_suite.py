@@ -17,6 +17,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 import page  # noqa: E402
 import suite  # noqa: E402
+from node_tests import load_cases  # noqa: E402
 
 BAD = ("wrong", "failed", "crashed")
 
@@ -31,7 +32,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write every outcome to this file")
     parser.add_argument("--page", type=Path, help="write the coverage page to this file")
     options = parser.parse_args()
-    cases = suite.load_cases()
+    cases = load_cases()
     if options.only:
         patterns = options.only.split(",")
         cases = [c for c in cases if any(fnmatch.fnmatchcase(c.name, p) for p in patterns)]

@@ -23,7 +23,6 @@ import pickle
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,24 +32,9 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import numpy_helper
-
-from opsmith.settings import cache_folder
+from node_tests import Case
 
 HERE = Path(__file__).parent
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One node test: a model, its inputs, and the outputs that ONNX says are right."""
-
-    name: str
-    op: str
-    model: bytes
-    inputs: list[Any]
-    outputs: list[Any]
-    rtol: float
-    atol: float
 
 
 @dataclasses.dataclass
@@ -61,46 +45,6 @@ class Outcome:
     stock: bool  # stock ORT passes the test
     reasons: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # operator, why it was left to ORT
     detail: str = ""
-
-
-def load_cases() -> list[Case]:
-    """All node tests of the installed ONNX. Making them takes half a minute, so they are kept in the cache folder."""
-    kept = cache_folder("tests") / f"onnx_node_suite_{onnx.__version__}.pkl"
-    if not kept.exists():
-        kept.write_bytes(pickle.dumps([dataclasses.astuple(c) for c in _make_cases()]))
-    return [Case(*fields) for fields in pickle.loads(kept.read_bytes())]
-
-
-def _make_cases() -> list[Case]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from onnx.backend.test.loader import load_model_tests
-
-        tests = load_model_tests(kind="node")
-    cases = []
-    for test in tests:
-        inputs, outputs = test.data_sets[0]
-        plain = [[_plain(x) for x in side] for side in (inputs, outputs)]
-        cases.append(Case(test.name, operator_of(test), test.model.SerializeToString(), *plain, test.rtol, test.atol))
-    return cases
-
-
-def _plain(x: Any) -> Any:
-    if isinstance(x, onnx.TensorProto):
-        return numpy_helper.to_array(x)
-    if isinstance(x, (list, tuple)):
-        return [_plain(y) for y in x]
-    return x if x is None else np.asarray(x)
-
-
-def operator_of(test: Any) -> str:
-    """The operator under test. An `_expanded` test holds the function body of the operator it is named after."""
-    names = [n.op_type for n in test.model.graph.node]
-    if len(set(names)) == 1 or "expanded" not in test.name:
-        return names[0] if names else "none"
-    words = test.name.removeprefix("test_").split("_expanded")[0].replace("_", "")
-    known = {s.name for s in onnx.defs.get_all_schemas()}
-    return max((n for n in known if words.startswith(n.lower())), key=len, default=names[-1])
 
 
 # --- running one test ---

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import suite
+from node_tests import load_cases
 
 BAD = ("wrong", "failed", "crashed")
 
@@ -20,7 +21,7 @@ def judge(cases: list[suite.Case], folder: Path, batch: int, isa: str = "native"
 
 @pytest.fixture(scope="module")
 def cases() -> list[suite.Case]:
-    return suite.load_cases()
+    return load_cases()
 
 
 def test_one_test_per_operator_is_right(cases: list[suite.Case], tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from quick import own_cache
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -29,7 +31,7 @@ def run_page(page: Path, folder: Path) -> Path:
         **os.environ,
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH")))),
-        "OPSMITH_CACHE": str(folder / "cache"),
+        "OPSMITH_CACHE": str(own_cache(folder / "cache")),
         "HF_HUB_OFFLINE": "1",
     }
     for block in commands(page):

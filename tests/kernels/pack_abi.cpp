@@ -1,8 +1,11 @@
 // The kernels under C names, so that test_pack.py can hand them what compiler/pack.py packed.
 #include "conv_transpose.hpp"
 #include "depthwise.hpp"
-#include "quant.hpp"
+#include "gemm_blocks.hpp"
+#include "quantize_blocks.hpp"
 #include "winograd.hpp"
+
+#include <vector>
 
 using namespace opsmith;
 
@@ -59,5 +62,20 @@ void quantized(i64 bits, i64 half_scales, i64 zeros, i64 M, i64 N, i64 K, i64 bl
   if (bits == 4 && !half_scales && zeros == 1) run([](auto... x) { gemm_quantized<4, float, true>(x...); });
   if (bits == 4 && !half_scales && zeros == 2) run([](auto... x) { gemm_quantized<4, float, kFloatZeros>(x...); });
   if (bits == 4 && half_scales && !zeros) run([](auto... x) { gemm_quantized<4, f16, false>(x...); });
+}
+
+void quantized_bytes(i64 bits, i64 half_scales, i64 zeros, i64 M, i64 N, i64 K, i64 block, const float* a, const uint8_t* packed,
+                     float* c) {
+  const i64 blocks = ceil_div(K, block);
+  std::vector<int8_t> values(static_cast<size_t>(M * blocks * block));
+  std::vector<float> units(static_cast<size_t>(M * blocks)), sums(units.size());
+  quantize_blocks(serial, M, K, block, a, K, values.data(), units.data(), sums.data());
+  auto run = [&](auto f) { f(serial, M, N, K, block, values.data(), units.data(), sums.data(), packed, c, N, plain); };
+  if (bits == 8 && !half_scales && !zeros) run([](auto... x) { gemm_blocks<8, float, kNoZeros>(x...); });
+  if (bits == 8 && half_scales && zeros == 1) run([](auto... x) { gemm_blocks<8, f16, kByteZeros>(x...); });
+  if (bits == 4 && !half_scales && zeros == 1) run([](auto... x) { gemm_blocks<4, float, kByteZeros>(x...); });
+  if (bits == 4 && !half_scales && zeros == 2) run([](auto... x) { gemm_blocks<4, float, kFloatZeros>(x...); });
+  if (bits == 4 && half_scales && !zeros) run([](auto... x) { gemm_blocks<4, f16, kNoZeros>(x...); });
+  if (bits == 4 && half_scales && zeros == 2) run([](auto... x) { gemm_blocks<4, f16, kFloatZeros>(x...); });
 }
 }

@@ -15,6 +15,8 @@ import pytest
 
 from opsmith.compiler import geometry
 from opsmith.compiler.pack import (
+    halves_hold,
+    pack_block_bytes,
     pack_conv2d,
     pack_conv_pairs,
     pack_conv_transposed,
@@ -236,6 +238,36 @@ def test_packed_matmul_nbits_gives_what_onnxruntime_computes(
     c = np.full((m, n), np.nan, np.float32)
     _call(library.quantized, bits, half_scales, zeros, m, n, k, block, a, pack_quantized(weight, geometry.native()), c)
     np.testing.assert_allclose(c, want, rtol=0, atol=1e-5 * np.abs(want).max())
+    # In bytes: numbers that bytes hold are multiplied exactly.
+    a = np.rint(a * 40).clip(-127, 127)
+    a[:, ::block] = 127
+    want = a.astype(np.float64) @ weight.dequantized()
+    packed = pack_block_bytes(weight, geometry.native(), scales.dtype)
+    _call(library.quantized_bytes, bits, half_scales, zeros, m, n, k, block, a.astype(np.float32), packed, c)
+    np.testing.assert_allclose(c, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("m", [1, 9])
+def test_blocks_of_llama_cpp_keep_their_halves_in_products_of_bytes(library: ctypes.CDLL, m: int) -> None:
+    """w = d q + smallest, d and smallest halves, arrives as (q - zero) d with a zero point that is a float."""
+    rng = np.random.default_rng(m)
+    k, n, block = 96, 50, 32
+    shape = n, k // block
+    d, smallest = ((rng.random(shape) + 0.1).astype(np.float16) for _ in range(2))
+    zeros = (-smallest.astype(np.float32) / d).reshape(-1)
+    scales = d.astype(np.float32).reshape(-1)
+    assert halves_hold(scales, zeros) and not halves_hold(scales * np.float32(1.0001), zeros)
+    assert not halves_hold(scales, zeros * np.float32(1.0001)) and not halves_hold(scales * 1e6, None)
+    b = rng.integers(0, 256, (*shape, block // 2), np.uint8)
+    weight = unpack_matmul_nbits(b, scales.reshape(shape), zeros, k=k, n=n, bits=4, block=block)
+    q = weight.q.astype(np.float64) + 8
+    a = rng.integers(-127, 128, (m, k)).astype(np.float32)
+    a[:, ::block] = 127
+    spread = [np.repeat(x.astype(np.float64).T, block, axis=0) for x in (d, smallest)]
+    want, c = a @ (q * spread[0] + spread[1]), np.empty((m, n), np.float32)
+    packed = pack_block_bytes(weight, geometry.native(), np.dtype(np.float16))
+    _call(library.quantized_bytes, 4, 1, 2, m, n, k, block, a, packed, c)
+    np.testing.assert_allclose(c, want, rtol=0, atol=1e-6 * np.abs(want).max())
 
 
 def test_a_weight_of_the_wrong_rank_is_refused() -> None:

@@ -79,11 +79,13 @@ def test_a_variant_that_computes_something_else_is_reported_with_exit_code_1(mod
     assert bench([model / "a", model / "wrong"], atol=0.6, **QUICK).verified
 
 
-def test_csv_json_and_table_agree(model, capsys, monkeypatch):
+def test_csv_json_and_table_agree(model, tmp_path, capsys, monkeypatch):
     result = bench(model, **QUICK)
     monkeypatch.setattr("opsmith.measure.bench.bench", lambda *a, **k: result)
-    main_ok("bench", str(model), "--csv")
+    main_ok("bench", str(model), "--csv", "-")
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    main_ok("bench", str(model), "--csv", str(tmp_path / "figures.csv"))
+    assert (tmp_path / "figures.csv").read_text() == result.to_csv() and "variant" in capsys.readouterr().out
     main_ok("bench", str(model), "--json")
     data = json.loads(capsys.readouterr().out)
     main_ok("bench", str(model))
@@ -178,7 +180,9 @@ def test_stale_test_data_is_refused(model, capsys, inputs, complaint):
 def test_wrong_use_is_one_clear_line(model, tmp_path, capsys):
     assert "does not exist" in fails(capsys, "bench", str(model / "missing"))
     assert "nothing to bench" in fails(capsys, "bench")
-    assert "exclude each other" in fails(capsys, "bench", str(model), "--json", "--csv")
+    assert "exclude each other" in fails(capsys, "bench", str(model), "--json", "--csv", "-")
+    assert "does not end in .csv" in fails(capsys, "bench", "--csv", "model.onnx", str(model))
+    assert "the folder of" in fails(capsys, "bench", str(model), "--csv", str(tmp_path / "no" / "a.csv"))
     assert "no peer 'tensorrt'" in fails(capsys, "bench", str(model), "--peer", "tensorrt")
     assert "PNG" in fails(capsys, "bench", str(model), "--plot", "chart.pdf")
     assert "--rounds must be at least 1" in fails(capsys, "bench", str(model), "--rounds", "0")

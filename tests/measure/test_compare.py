@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from quick import own_cache
 from small_models import mlp, save
 
 import opsmith
@@ -16,8 +17,8 @@ QUICK = {"rounds": 2, "processes": 1, "threads": 1, "seconds": 0.5, "iterations"
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("OPSMITH_CACHE", str(tmp_path / "cache"))
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPSMITH_CACHE", str(own_cache(tmp_path / "cache")))
 
 
 def test_what_changed_is_counted_measured_and_matched(tmp_path):

@@ -29,12 +29,14 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> Any:
     case = cases.Case("tiny", "a tiny model", "tiny", {"batch": 3}, goals, ("fp32", "w8"), "bert")
     monkeypatch.setattr(module, "CASES", (case,))
     monkeypatch.setattr(tables, "CASES", (case,))
+    monkeypatch.setattr(tables, "FIRST", (("tiny", "w8"),))
     return module
 
 
 def repository(folder: Path) -> Path:
     (folder / "docs").mkdir(parents=True)
-    (folder / "README.md").write_text("# Name\n\nWords.\n")
+    why = "<!-- why: written by benchmarks/peers.py -->\nOld.\n<!-- /why -->"
+    (folder / "README.md").write_text(f"# Name\n\n{why}\n\nWords.\n")
     (folder / "docs" / "index.md").write_text("| | |\n|---|---|\n| [x](x.md) | y |\n")
     return folder
 
@@ -66,7 +68,8 @@ def test_from_a_model_to_the_readme(peers: Any, tmp_path: Path) -> None:
     if not present:
         assert "not installed" in result["failed"]["mnn"]
     readme = (root / "README.md").read_text()
-    assert readme.startswith("# Name\n\nWords.\n") and "| a tiny model" in readme and result["machine"]["cpu"] in readme
+    assert "\n\nWords.\n" in readme and "| a tiny model" in readme and result["machine"]["cpu"] in readme
+    assert "Old." not in readme and readme.startswith("# Name\n\n<!-- why") and "-->\n**Why:** on the same" in readme
     page = (root / "docs" / "benchmarks.md").read_text()
     assert "| a tiny model | fp32 1e-06x the best peer |" in page and "| yes |" in page and "| no |" in page
     assert "(benchmarks.md)" in (root / "docs" / "index.md").read_text()
@@ -133,7 +136,7 @@ def measured(seconds: dict[str, float], ratios: dict[str, dict[str, list[float]]
     return {"runtimes": rows, "failed": {}, "clean": True}
 
 
-def test_a_variant_is_held_against_its_error_class_and_finer_ones(peers: Any) -> None:
+def test_a_variant_is_held_against_its_error_class_and_finer_ones(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cases, tables = sys.modules["peer_cases"], sys.modules["peer_tables"]
     case = cases.Case("a", "a", "a", {}, (), ("fp32", "bf16"))
     seconds = {"ort": 2.0, "openvino": 0.8, "opsmith-fp32": 1.0, "opsmith-bf16": 1.0}
@@ -148,4 +151,10 @@ def test_a_variant_is_held_against_its_error_class_and_finer_ones(peers: Any) ->
     )
     assert "800.0 ms (OpenVINO as installed" in half and "0.80x **slower** (0.70 to 0.90)" in half
     assert "| OpenVINO as installed |" not in tables.class_table(results, "fp32")
+    monkeypatch.setattr(tables, "FIRST", (("a", "bf16"), ("absent", "bf16")))
+    assert tables.first_sentence(results) == (
+        "**Why:** on the same cores, a takes 1.00 s in bf16 (error 1e-06), 800.0 ms in OpenVINO as installed (error 1e-06): "
+        "0.80x **slower**."
+    )
+    assert tables.first_sentence([]) == ""
     assert "| OpenVINO as installed |" in tables.class_table(results, "bf16")

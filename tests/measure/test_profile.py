@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from quick import own_cache
 from small_models import mlp, save, tensor
 
 import opsmith
@@ -20,8 +22,8 @@ from opsmith.timing.rows import Row, kernel_type
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("OPSMITH_CACHE", str(tmp_path / "cache"))
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPSMITH_CACHE", str(own_cache(tmp_path / "cache")))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def folder(tmp_path_factory):
 def plain(folder, tmp_path_factory):
     """One profile of the plain model, shared by the tests that only look at it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPSMITH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("OPSMITH_CACHE", str(own_cache(tmp_path_factory.mktemp("cache") / "own")))
         return profile(folder, threads=1, iterations=20, shapes={"batch": 128})[0]
 
 
@@ -41,7 +43,7 @@ def plain(folder, tmp_path_factory):
 def compiled(folder, tmp_path_factory):
     target = folder.parent / "compiled"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPSMITH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("OPSMITH_CACHE", str(own_cache(tmp_path_factory.mktemp("cache") / "own")))
         opsmith.compile(folder, target, regions="all")
     return target
 
@@ -62,7 +64,9 @@ def test_sums_per_op_are_those_of_the_trace_exactly(plain):
 
 def test_kernels_and_the_rest_make_up_the_latency(plain):
     assert plain.kernels_us + plain.between_us == pytest.approx(plain.latency_us)
-    assert sum(row.share for row in plain.by_op()) == pytest.approx(plain.kernels_us / plain.latency_us)
+    assert sum(row.share for row in plain.by_op()) == pytest.approx(plain.kernels_us / plain.whole_us)
+    cheap = dataclasses.replace(plain, latency_us=plain.kernels_us / 4)  # the rest is what the profiler costs
+    assert sum(row.share for row in cheap.by_op()) == pytest.approx(1)
 
 
 @pytest.mark.slow

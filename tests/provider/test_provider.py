@@ -16,6 +16,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import numpy_helper as nh
+from quick import own_cache
 
 import opsmith
 from opsmith import machine, provider, session
@@ -164,7 +165,8 @@ def test_both_branches_of_an_if_with_values_of_the_same_names(tmp_path: Path) ->
       z = Relu(y)
     }}"""
     path = save(text, tmp_path / "m.onnx", w1=weight(4, 4), w2=weight(4, 4, seed=1))
-    opsmith.compile_ep(path, regions="all")
+    result = opsmith.compile_ep(path, regions="all")
+    assert [op for op, _, _ in result.left] == ["If"]  # what the branches give has the name of what the If gives
     for c in (True, False):
         feed = {"x": weight(2, 4), "c": np.array(c)}
         got, said = through(path, feed)
@@ -194,8 +196,11 @@ def test_concurrent_runs_and_sessions_agree(mlp: Path) -> None:
 # --- where the regions come from ---
 
 
-def test_the_cache_is_found_by_content_wherever_the_model_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPSMITH_CACHE", str(tmp_path / "cache"))
+def test_the_cache_is_found_by_content_wherever_the_model_lies(
+    optimized: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compiled here is kept only if it is fast."""
+    monkeypatch.setenv("OPSMITH_CACHE", str(own_cache(tmp_path / "cache")))
     path = save(MLP, tmp_path / "mlp.onnx", w=weight(8, 4, seed=7))
     options = opsmith.session_options(path, compile=True)
     assert not provider.sidecar(path).exists()
@@ -231,6 +236,14 @@ def test_no_folder_is_said_once_and_the_model_runs(tmp_path: Path) -> None:
     assert len(said) == 1 and "no compiled regions for" in said[0]
     with pytest.raises(OpsmithError, match="would run on ONNX Runtime alone"):
         provider.ready(path)
+
+
+def test_a_folder_without_regions_names_the_command_that_makes_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provider, "explain_session", lambda model: [])
+    with pytest.raises(OpsmithError, match="nothing of it was worth compiling.*--ep --regions all"):
+        provider.ready(tmp_path / "m.onnx")
 
 
 # --- bad folders ---

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import numpy_helper as nh
+from quick import own_cache
 from safetensors.numpy import save_file
 from test_provider import save, weight
 
@@ -190,7 +191,7 @@ def test_a_folder_for_several_cpus_gets_weights_for_each(tmp_path: Path) -> None
 
 
 def test_regions_in_the_cache_take_other_weights_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPSMITH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPSMITH_CACHE", str(own_cache(tmp_path / "cache")))
     one, two = (checkpoint(tmp_path / f"{name}.onnx", seed) for name, seed in (("one", 0), ("two", 10)))
     opsmith.compile_ep(one, cache=True, regions="all")
     running = ort.InferenceSession(str(one), opsmith.session_options())

@@ -13,6 +13,7 @@ from onnx import helper as h
 from onnx import numpy_helper as nh
 from rewrite_graphs import random_inputs, run
 
+from opsmith.compiler.simplify import simplify
 from opsmith.rewriter import rewrite_model
 
 
@@ -116,7 +117,10 @@ def test_positions_of_resize_before_opset_11(op: str, opset: int, mode: str) -> 
 
 @pytest.mark.parametrize("opset", [9, 11, 12])
 def test_axes_as_attributes(opset: int) -> None:
-    nodes = [N("Squeeze", ["x"], ["s"], axes=[-1]), N("Split", ["s"], ["a", "b"], axis=0, split=[1, 1])]
+    nodes = [
+        N("Squeeze", ["x"], ["s"], axes=[-1 if opset > 10 else 2]),
+        N("Split", ["s"], ["a", "b"], axis=0, split=[1, 1]),
+    ]
     nodes += [N("Unsqueeze", ["a"], ["u"], axes=[0]), N("Shape", ["u"], ["t"])]
     check(proto_of(nodes, {"x": [2, 1, 1]}, {"b": FLOAT, "u": FLOAT, "t": INT64}, opset=opset))
 
@@ -171,6 +175,95 @@ def test_old_operators_inside_branches() -> None:
         for c in (True, False):
             feed = {"c": np.array(c), "x": x}
             assert np.array_equal(run(ir.to_proto(model), feed)[0], run(proto, feed)[0])
+
+
+@pytest.mark.parametrize("opset", [7, 10])
+@pytest.mark.parametrize("kind", [FLOAT, 10, 11])
+def test_numbers_of_pad_and_clip_have_the_type_of_their_operand(kind: int, opset: int) -> None:
+    nodes = [
+        N("Pad", ["x"], ["y"], pads=[1, 0, 1, -1], value=1.5),
+        N("Pad", ["x"], ["z"], pads=[1, 0, 1, 1], mode="edge", value=1.5),
+    ]
+    results = {"y": kind, "z": kind}
+    if kind != 11:  # of which ONNX Runtime has no Clip there
+        nodes += [N("Neg", ["x"], ["n"]), N("Clip", ["n"], ["c"], max=0.5)]
+        results["c"] = kind
+    proto = proto_of(nodes, {"x": [2, 3]}, results, opset=opset)
+    proto.graph.input[0].type.tensor_type.elem_type = kind
+    check(proto)
+
+
+def test_the_mask_of_a_dropout_before_opset_12() -> None:
+    check(proto_of([N("Dropout", ["x"], ["y", "z"], ratio=0.5)], {"x": [2, 3]}, {"y": FLOAT, "z": 9}, opset=10))
+
+
+# --- what the folder reads otherwise than ONNX Runtime ---
+
+K = np.arange(1.0, 19.0, dtype=np.float32).reshape(1, 2, 9)
+
+
+@pytest.mark.parametrize(
+    "opset, node",
+    [
+        (11, N("Softmax", ["k"], ["c"])),
+        (12, N("LogSoftmax", ["k"], ["c"], axis=0)),
+        (12, N("Hardmax", ["k"], ["c"])),
+        (22, N("MaxPool", ["k"], ["c"], kernel_shape=[3], auto_pad="SAME_LOWER", dilations=[2])),
+        (22, N("GlobalMaxPool", ["k"], ["c"])),
+        (22, N("LpNormalization", ["k"], ["c"], p=1)),
+        (9, N("BatchNormalization", ["k", "s", "s", "s", "s"], ["c"], momentum=0.0)),
+        (13, N("NegativeLogLikelihoodLoss", ["k", "i"], ["c"])),
+        (13, N("Squeeze", ["k", "none"], ["c"])),
+    ],
+    ids=lambda value: value.op_type if isinstance(value, onnx.NodeProto) else str(value),
+)
+def test_constants_have_the_values_that_onnx_runtime_gives_them(opset: int, node: onnx.NodeProto) -> None:
+    constants = {
+        "k": K,
+        "s": np.array([1, 2], np.float32),
+        "i": np.ones((1, 9), np.int64),
+        "none": np.zeros(0, np.int64),
+    }
+    read = {name: array for name, array in constants.items() if name in node.input}
+    check(proto_of([node, N("Add", ["x", "c"], ["y"])], {"x": [1]}, {"y": FLOAT}, read, opset))
+
+
+def test_a_group_norm_in_double_precision() -> None:
+    text = "(double[n,4,5] x, double[4] s, double[4] b) => (double[n,4,5] y) "
+    written = """<int64[3] rows = {0, 2, -1}, int64[1] last = {-1}, double e = {1e-5}, double[4,1] k = {1, 2, 3, 4}> {
+      r = Reshape(x, rows)  m = ReduceMean(r, last)  d = Sub(r, m)  p = Mul(d, d)  v = ReduceMean(p, last)  a = Add(v, e)
+      q = Sqrt(a)  u = Div(d, q)  g = Shape(x)  w = Reshape(u, g)  z = Mul(w, k)  y = Add(z, k) }"""
+    for body in (written, "{ y = GroupNormalization <num_groups = 2> (x, s, b) }"):
+        check(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 21]> g {text}{body}'))
+
+
+# --- random numbers ---
+
+
+DRAWS = [  # each reads `k`, which is an input or a constant
+    ("Bernoulli", ["k"], {}),
+    ("Dropout", ["k", "half", "yes"], {}),
+    ("Multinomial", ["k"], {"sample_size": 4}),
+    ("RandomNormal", [], {"shape": [1, 4]}),
+    ("RandomNormalLike", ["k"], {}),
+]
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("op, inputs, attributes", DRAWS, ids=lambda v: v if isinstance(v, str) else None)
+def test_equal_nodes_that_draw_random_numbers_stay_two(
+    op: str, inputs: list[str], attributes: dict[str, Any], constant: bool
+) -> None:
+    constants = {"k": np.full((1, 4), 0.5, np.float32), "half": np.float32(0.5), "yes": np.array(True)}
+    fed = {"x": [1, 4]} if constant else {"x": [1, 4], "k": [1, 4]}
+    held = {name: array for name, array in constants.items() if name in inputs and name not in fed}
+    nodes = [N(op, inputs, [name], **attributes) for name in "ab"]
+    nodes += [N("Cast", [name], [f"{name}f"], to=FLOAT) for name in "ab"]
+    nodes += [N("Sub", ["af", "bf"], ["d"]), N("Add", ["x", "d"], ["y"])]
+    for make in (rewrite_model, simplify):
+        model = ir.from_proto(proto_of(nodes, fed, {"y": FLOAT}, held))
+        make(model)
+        assert [n.op_type for n in model.graph].count(op) == 2, make.__module__
 
 
 # --- the budget of folding ---

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.parser
 import onnx_ir as ir
 import pytest
 from rewrite_graphs import fired, model, rewrite, why_not
+
+from opsmith.rewriter import rewrite_model
 
 RNG = np.random.default_rng(0)
 
@@ -202,3 +205,13 @@ def test_reshapes_around_elementwise_ops_merge() -> None:
     used = "r = Reshape(x, flat) a = Relu(r) y = Reshape(a, back) z = Neg(a)"
     ops, results, _ = rewrite(model("float[2,3,8] x => float[2,3,8] y, float[6,8] z", used, constants=shapes))
     assert ops["Reshape"] == 2 and "also needed" in why_not(results, "reshape_sink")
+
+
+def test_weights_that_only_a_dropped_branch_reads_are_dropped_with_it() -> None:
+    """If (true) leaves one branch; what the other one read, and what was folded away in it, stays nowhere."""
+    text = """<ir_version: 9, opset_import: ["" : 18]> g (float[4] x) => (float[n] y) <bool c = {1}, float[4] kept = {1, 2, 3, 4}, float[4] other = {5, 6, 7, 8}> {
+        d = Neg (other)
+        y = If (c) <then_branch = t () => (r) { r = Add (x, kept) }, else_branch = e () => (r) { s = Add (d, other)  r = Mul (x, s) }> }"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    rewrite_model(model, level=1)
+    assert list(model.graph.initializers) == ["kept"] and [n.op_type for n in model.graph] == ["Add"]

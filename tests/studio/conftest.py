@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from quick import own_cache
 from serving import Hold, Running, begin
 
 import opsmith
@@ -38,7 +39,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Nothing of these tests touches the user's cache."""
     folder = tmp_path_factory.mktemp("studio")
     before = os.environ.get("OPSMITH_CACHE")
-    os.environ["OPSMITH_CACHE"] = str(folder / "cache")
+    os.environ["OPSMITH_CACHE"] = str(own_cache(folder / "cache"))
     yield folder
     os.environ.pop("OPSMITH_CACHE")
     if before is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 
 import numpy as np
-import onnx.backend.test.loader
+import onnx
 import onnxruntime as ort
 import pytest
+from node_tests import load_cases
 from small_models import mlp, save
 
 from opsmith import OpsmithError, store
@@ -92,28 +93,26 @@ NODES = [
 
 @pytest.fixture(scope="module")
 def node_tests():
-    return {case.name: case for case in onnx.backend.test.loader.load_model_tests(kind="node")}
+    return {case.name: case for case in load_cases()}
 
 
 @pytest.mark.parametrize("name", NODES)
 def test_an_operator_in_torch_gives_the_result_that_onnx_states(name, node_tests, tmp_path):
     case = node_tests[f"test_{name}"]
-    path = tmp_path / "model.onnx"
-    onnx.save(case.model, str(path))
-    arrays, expected = case.data_sets[0]
-    named = {value.name: np.asarray(array) for value, array in zip(case.model.graph.input, arrays)}
-    static = onnx_to_torch._STATIC.get(case.model.graph.node[0].op_type, ())
+    path, model = tmp_path / "model.onnx", onnx.load_from_string(case.model)
+    named = {value.name: np.asarray(array) for value, array in zip(model.graph.input, case.inputs)}
+    static = onnx_to_torch._STATIC.get(model.graph.node[0].op_type, ())
     for position in static:  # the exporters give shapes and axes as constants, ONNX's tests as inputs
-        names = case.model.graph.node[0].input
+        names = model.graph.node[0].input
         if position < len(names) and names[position] in named:
             onnx_tensor = onnx.numpy_helper.from_array(named.pop(names[position]), names[position])
-            case.model.graph.initializer.append(onnx_tensor)
-    onnx.save(case.model, str(path))
+            model.graph.initializer.append(onnx_tensor)
+    onnx.save(model, str(path))
     module, inputs, _ = onnx_to_torch.translate(path, named)
     import torch
 
     found = module(*(torch.from_numpy(named[n]) for n in inputs))
-    for a, b in zip(expected, found):
+    for a, b in zip(case.outputs, found):
         np.testing.assert_allclose(b.numpy(), np.asarray(a), rtol=1e-4, atol=1e-5)
 
 
@@ -170,6 +169,8 @@ def test_optional_peers_verify_where_they_are_installed(name, tmp_path):
 
 
 def test_quantize_dynamic_of_onnx_runtime_is_a_peer_with_its_error(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    result = bench([save(mlp(), tmp_path / "m" / "plain")], peer=["ort-int8"], seconds=0.2, threads=1)
+    result = bench(
+        [save(mlp(), tmp_path / "m" / "plain")], peer=["ort-int8"], rounds=1, processes=1, seconds=0.2, threads=1
+    )
     (error,) = result["ort-int8"].errors
     assert 1e-4 < error.max_abs / error.scale < 0.1

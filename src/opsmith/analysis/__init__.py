@@ -221,6 +221,8 @@ def _inputs(node: ir.Node, facts: Mapping[ir.Value, Abstract]) -> list[Abstract 
         elif value in facts:
             inputs.append(facts[value])
         else:
+            if value.dtype is not None and value.dtype not in TYPES | FLOATS8:
+                raise Unsupported(f"element type {value.dtype.name} stays with ONNX Runtime")
             raise Unsupported(f"the rank or type of its input {value.name} is unknown")
     for fact in inputs:
         readable = TYPES | FLOATS8 if node.op_type in ("Cast", "CastLike") else TYPES

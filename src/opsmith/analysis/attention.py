@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from opsmith import ops
 from opsmith.analysis.registry import Node, infers
 from opsmith.analysis.values import FLOATS, Abstract, DataType, Unsupported, abstract
-from opsmith.sizes import AnyOf, Size, compare, exact_div, maximum
+from opsmith.sizes import AnyOf, Size, compare, equal, exact_div, maximum
 
 
 @infers(*(f"opsmith::{name}" for name in ops.ATTENTIONS))
@@ -45,6 +45,8 @@ def _check_mask(node: Node, mask: Abstract, scores: tuple[Size, ...]) -> None:
 def _stretches(node: Node, dims: Sequence[Size], wanted: Sequence[Size], message: str) -> None:
     """Every dim is the wanted one, or 1."""
     for d, w in zip(dims, wanted):
+        if d != 1 and (w == 1 or equal(d, w) is False):  # it broadcasts the other way round
+            raise Unsupported(message)
         if d != w and d != 1:
             node.require(AnyOf((compare(d, "==", w), compare(d, "==", 1))), message)
 

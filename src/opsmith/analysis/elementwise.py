@@ -9,8 +9,8 @@ import numpy as np
 
 from opsmith import ops
 from opsmith.analysis.registry import Infer, Key, Node, key_of
-from opsmith.analysis.values import FLOATS, INTEGERS, Abstract, Array, Constant, DataType, Unsupported, kind
-from opsmith.sizes import ONE, Real, RealApply, Scalar, Size, apply, as_size, broadcast, holds
+from opsmith.analysis.values import FLOATS, HALVES, INTEGERS, Abstract, Array, Constant, DataType, Unsupported, kind
+from opsmith.sizes import ONE, Number, Real, RealApply, Scalar, Size, apply, as_size, broadcast, holds, never_negative
 
 
 def find(key: Key) -> Infer | None:
@@ -119,17 +119,36 @@ def _elements(
     result: list[Scalar] = []
     for operands in zip(*columns):
         value = _fold(node, operator, operands, dtype)
-        if value is None:
+        if value is None or not _holds(dtype, value):
             return None
         result.append(value)
     return tuple(result)
 
 
+def _holds(dtype: DataType, value: Scalar) -> bool:
+    """Whether arithmetic on sizes and floats is that of the type: it neither wraps nor rounds to a half."""
+    if isinstance(value, Real):
+        return dtype not in HALVES or (
+            value.value is not None and float(dtype.numpy().type(value.value)) == value.value
+        )
+    if dtype == DataType.BOOL:
+        return True
+    return dtype in (DataType.INT64, DataType.INT32) if value.value is None else _fits(value.value, dtype)
+
+
+def _fits(number: int, dtype: DataType) -> bool:
+    signed = dtype.name.startswith("INT")
+    low, high = (-(1 << dtype.bitwidth - 1), 1 << dtype.bitwidth - 1) if signed else (0, 1 << dtype.bitwidth)
+    return low <= number < high
+
+
 def _fold(node: Node, operator: ops.Operator, x: Sequence[Scalar], dtype: DataType) -> Scalar | None:
     if operator.result == "cast":
-        return _cast(x[0], dtype)
+        return _cast(x[0], node.type_of(0), dtype)
     sizes = [e for e in x if isinstance(e, Size)]
     if len(sizes) == len(x):
+        if node.op == "Mod" and node.flag("fmod") and not all(never_negative(s, node.given) for s in sizes):
+            return None  # the sign of the dividend, where sizes have the divisor's
         return None if operator.on_sizes is None else operator.on_sizes(node.given, sizes)
     if node.op == "Where" and isinstance(x[0], Size) and x[0].value is not None:
         return x[1] if x[0].value else x[2]
@@ -143,9 +162,7 @@ def _cast_to_integer(x: Scalar, dtype: DataType) -> Scalar | None:
     """None where the number may not fit: sizes know no narrow or unsigned arithmetic."""
     if x.value is not None and math.isfinite(x.value):
         number = int(x.value)
-        signed = dtype.name.startswith("INT")
-        low, high = (-(1 << dtype.bitwidth - 1), 1 << dtype.bitwidth - 1) if signed else (0, 1 << dtype.bitwidth)
-        return as_size(number) if low <= number < high else None
+        return as_size(number) if _fits(number, dtype) else None
     if dtype not in (DataType.INT64, DataType.INT32):
         return None
     if isinstance(x, Size):
@@ -153,12 +170,14 @@ def _cast_to_integer(x: Scalar, dtype: DataType) -> Scalar | None:
     return apply("to_integer" if dtype == DataType.INT64 else "to_int32", x)
 
 
-def _cast(x: Scalar, dtype: DataType) -> Scalar | None:
+def _cast(x: Scalar, source: DataType, dtype: DataType) -> Scalar | None:
     if dtype in INTEGERS:
         return _cast_to_integer(x, dtype)
     if dtype == DataType.BOOL:
         return as_size(int(x.value != 0)) if isinstance(x, Size) and x.value is not None else None
     if isinstance(x, Real):
+        if dtype == DataType.FLOAT and source == DataType.DOUBLE:
+            return ops.on_reals("*", (x, Number(1.0)), True)
         return x if dtype in (DataType.FLOAT, DataType.DOUBLE) else None
     if dtype not in FLOATS and dtype != DataType.DOUBLE:
         return None

@@ -143,6 +143,12 @@ def _infer_general(node: Node) -> list[Size]:
         raise Unsupported(f"{mode} Resize on {x.dtype.name}")
     if node.attribute("coordinate_transformation_mode", "half_pixel") not in COORDINATES:
         raise Unsupported(f"coordinates {node.attribute('coordinate_transformation_mode')}")
+    if (
+        mode == "cubic"
+        and node.flag("antialias")
+        and node.attribute("coordinate_transformation_mode") == "align_corners"
+    ):
+        raise Unsupported("a cubic Resize with antialias and align_corners stays with ONNX Runtime")
     plan = resize_plan(node)
     for new, old in zip(plan.sizes, x.dims):
         if new.value is None or old.value is None:

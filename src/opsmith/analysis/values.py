@@ -20,7 +20,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 DataType = ir.DataType
 
 # The element types that compiled code works on. Everything else (strings, complex, int4) stays with ORT.
-FLOATS = frozenset({DataType.FLOAT, DataType.FLOAT16, DataType.BFLOAT16})  # computed as float vectors
+HALVES = frozenset({DataType.FLOAT16, DataType.BFLOAT16})
+FLOATS = HALVES | {DataType.FLOAT}  # computed as float vectors
 INTEGERS = frozenset(
     {
         *(DataType.INT64, DataType.INT32, DataType.INT16, DataType.INT8),

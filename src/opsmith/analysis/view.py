@@ -143,6 +143,12 @@ def _identity(node: Node) -> list[Abstract]:
     source = node.input(0)
     if node.op == "Dropout" and node.has(2) and node.input(2).elements != (ZERO,):
         raise Unsupported("Dropout in training mode")
+    if (
+        len(node.ir.outputs) > 1
+        and node.opset < 12
+        and (node.ir.outputs[1].uses() or node.ir.outputs[1].is_graph_output())
+    ):
+        raise Unsupported("the mask of a Dropout before opset 12, which ONNX Runtime leaves at 0")
     return [source, Abstract(DataType.BOOL, source.dims)][: len(node.ir.outputs)]
 
 

@@ -265,7 +265,7 @@ def transposed_window(node: Node) -> tuple[Window, int]:
     for i in range(spatial):
         full = (x.dims[2 + i] - 1) * strides[i] + (kernel[i] - 1) * dilations[i] + 1 + extra[i]
         if shape is not None or mode in ("SAME_UPPER", "SAME_LOWER"):
-            size = as_size(int(shape[i])) if shape is not None else x.dims[2 + i] * strides[i]
+            size = as_size(int(shape[i - spatial])) if shape is not None else x.dims[2 + i] * strides[i]
             first, last = _same_padding(full - size, mode)
             size = size if shape is not None else full - first - last
         else:

@@ -66,7 +66,7 @@ class _Wanted:
     constants: Mapping[str, Any]
     part: int | None
     wishes: Wishes
-    strict: bool
+    stop_on_error: bool
     engine: str
     address: str | None
 
@@ -86,7 +86,7 @@ def map(
     threads: int | None = None,
     batch: int | None = None,
     part: int | None = None,
-    strict: bool = False,
+    stop_on_error: bool = False,
 ) -> Mapped:
     """Run MODEL over every row of INPUT and write OUTPUT; the same call goes on where it was ended.
 
@@ -104,7 +104,7 @@ def map(
         raise OpsmithError("an address is for the ray engine", "--engine ray")
     wishes = Wishes(processes, threads, batch)
     wanted = _Wanted(
-        Path(model), variant, columns or {}, tuple(keep), constants or {}, part, wishes, strict, engine, address
+        Path(model), variant, columns or {}, tuple(keep), constants or {}, part, wishes, stop_on_error, engine, address
     )
     files = files_of(wanted.model, variant)
     journal = Journal(Path(output))
@@ -140,7 +140,7 @@ def _map(wanted: _Wanted, files: Sequence[Path], source: Source, journal: Journa
             stack.callback(engine.end)
             if not record:
                 journal.begin({"job": identity, "part": part, "plan": dataclasses.asdict(plan), "kind": traits.kind})
-            _drive(engine, todo, plan, sink.suffix, wanted.strict)
+            _drive(engine, todo, plan, sink.suffix, wanted.stop_on_error)
         else:
             plan = Plan(**record["plan"])
         rows, failed = _counted(journal.done.values())
@@ -220,16 +220,16 @@ def _start(
         return choose(todo.task, traits, warm, sample, todo.rows, wishes, lambda line: step(line))
 
 
-def _drive(engine: Engine, todo: _Todo, plan: Plan, suffix: str, strict: bool) -> None:
+def _drive(engine: Engine, todo: _Todo, plan: Plan, suffix: str, stop_on_error: bool) -> None:
     """Every part computed, written and entered."""
     rows, done, began = todo.rows, 0, time.perf_counter()
     parts = engine.run(todo.chunks(), plan.batch)
     with contextlib.closing(parts), progress.task("map", total=rows) as step:  # type: ignore[type-var]
         for data in parts:
-            if strict and data.failed:
+            if stop_on_error and data.failed:
                 row, reason = data.failed[0]
                 raise OpsmithError(
-                    f"row {row} failed: {reason}", "what is done is kept; without --strict the rest goes on"
+                    f"row {row} failed: {reason}", "what is done is kept; without --stop-on-error the rest goes on"
                 )
             todo.journal.write(data, suffix)
             done += (count := data.rows + len(data.failed))

@@ -2,7 +2,8 @@
 
 pixel_values float [batch, 3, h, w]     a picture: 224, 320 or 640 a side, by what the model is for
 input_ids int64 [batch, sequence]       128 tokens; a decoder with a past gets one token after 128
-audio float [1, samples]                1 s at 16 kHz
+audio float or int16 [1, samples]       1 s at 16 kHz
+spectrum float [1, time, 80]            100 frames; of a sequence of other vectors 128 steps
 x float [N, K] @ w [400, 10]            K is 400: no other size runs
 """
 
@@ -29,6 +30,7 @@ class Usual:
 
 BATCH = Usual("batch", (1, 2, 3))
 TOKENS = Usual("tokens", (128, 7, 1), (64, 32, 16, 512, 1))
+STEPS = dataclasses.replace(TOKENS, kind="steps")  # of a sequence of vectors that are no spectrum
 # with the past: one decode step, a prompt, a continued prompt
 NEW_TOKENS = Usual("new tokens", (1, 16, 7))
 PAST = Usual("past", (128, 0, 5), (64, 16, 0))
@@ -135,6 +137,8 @@ def axis_size(symbol: str, value: ir.Value, axis: int, about: Facts, forced: int
         return BATCH
     if forced is not None:
         return Usual("fixed", (forced,))
+    if axis == 1 and _says(name, "state", "hidden", "cell") and _is_float(value) and _of_layers(value):
+        return BATCH
     if "past" in name:
         return ENCODED if "encoder" in symbol + name.replace("decoder", "") else PAST
     if "encoder" in symbol and "decoder" not in symbol:
@@ -144,6 +148,12 @@ def axis_size(symbol: str, value: ir.Value, axis: int, about: Facts, forced: int
     return _along_time(symbol, value, axis, about)
 
 
+def _of_layers(value: ir.Value) -> bool:
+    """[layers, batch, width], as recurrent states are."""
+    shape = value.shape
+    return shape is not None and len(shape) == 3 and isinstance(shape[0], int) and isinstance(shape[2], int)
+
+
 def _along_time(symbol: str, value: ir.Value, axis: int, about: Facts) -> Usual:
     """Frames, samples or tokens."""
     shape = value.shape
@@ -151,13 +161,24 @@ def _along_time(symbol: str, value: ir.Value, axis: int, about: Facts) -> Usual:
     floats, last = _is_float(value), axis == len(shape) - 1
     if _says(symbol, "frame", "time"):
         return FRAMES
-    if floats and last and (_named_as_signal(symbol, value) or _read_as_signal(value)):
+    if (
+        (floats or value.dtype == ir.DataType.INT16)
+        and last
+        and (_named_as_signal(symbol, value) or _read_as_signal(value))
+    ):
         return SAMPLES
     if _says(symbol, "seq", "len", "token") or (len(shape) == 2 and (not floats or _read_as_ids(value))):
-        return NEW_TOKENS if about.decoder else TOKENS
-    if floats and len(shape) == 3:
-        return FRAMES if _bands(shape, axis) else TOKENS
-    return OTHER
+        return NEW_TOKENS if about.decoder else _of_sequence(value, axis)
+    return _of_sequence(value, axis) if floats and len(shape) == 3 else OTHER
+
+
+def _of_sequence(value: ir.Value, axis: int) -> Usual:
+    """Of ids, or of vectors that stand for them, or of frames of a sound, or of any numbers."""
+    assert value.shape is not None
+    name = (value.name or "").lower()
+    if not _is_float(value) or _says(name, "mask", "embed", "hidden") or _read_as_ids(value):
+        return TOKENS
+    return FRAMES if len(value.shape) == 3 and (_bands(value.shape, axis) or _says(name, *_AUDIO)) else STEPS
 
 
 def _is_float(value: ir.Value) -> bool:
@@ -360,16 +381,23 @@ def _read_as_signal(value: ir.Value) -> bool:
     rank = len(value.shape)
     if rank == 3 and value.shape[1] != 1:
         return False
-    for node, position in value.uses():
-        following = (
-            [node, *(n for n, _ in node.outputs[0].uses())]
-            if node.op_type in ("Unsqueeze", "Reshape", "Pad")
-            else [node]
-        )
-        for one in following:
-            if one.op_type == "STFT" and position == 0:
+    todo, seen = [value], {value}
+    while todo:
+        for node, position in todo.pop().uses():
+            if node.op_type == "STFT" and position == 0:
                 return True
-            weight = one.inputs[1].shape if one.op_type == "Conv" and one.inputs[1] is not None else None
-            if weight is not None and len(weight) == 3 and weight[1] == 1:
+            if node.op_type == "Conv" and _weight_sizes(node)[1:2] == [1] and len(_weight_sizes(node)) == 3:
                 return True
+            if node.op_type in _BEFORE_A_SPECTRUM and node.outputs[0] not in seen:
+                seen.add(node.outputs[0])
+                todo.append(node.outputs[0])
     return False
+
+
+_BEFORE_A_SPECTRUM = {"Unsqueeze", "Reshape", "Pad", "Concat", "Slice", "Cast", "Add", "Sub", "Mul", "Div", "Where"}
+
+
+def _weight_sizes(node: ir.Node) -> list[int]:
+    weight = node.inputs[1]
+    tensor = ir.convenience.get_const_tensor(weight) if weight is not None else None
+    return [int(n) for n in tensor.shape.numpy()] if tensor is not None else _sizes(node, 1)

@@ -2,7 +2,8 @@
 
 Both run on the stored test data, on fresh seeded inputs of several shapes, and on degenerate ones: constant rows, zeros,
 large and tiny numbers. An element of B passes when |b - a| <= atol + rtol * |a|, with A the reference. Where A amplifies
-rounding, because it holds quantizers or because its inputs are degenerate, B also passes within A's own spread (spread.py).
+rounding, because it holds quantizers or because its inputs are degenerate, B also passes within A's own spread (spread.py). Where B
+agrees with A computed in double precision (exact.py), A is the one that is off, and B passes.
 A model that computes in less than fp32 is held to another rule: |b - a| within a bound, in units of the output's scale.
 One model is in memory at a time: what A answered waits on disk.
 """
@@ -23,8 +24,8 @@ import onnx
 import onnx_ir as ir
 
 from opsmith import progress, session, store
+from opsmith.check import exact, spread
 from opsmith.check import inputs as generate
-from opsmith.check import spread
 from opsmith.check.bisect import Parting, bisect_models
 from opsmith.check.differences import BOUNDS, OutputCheck, Tolerance, compare_all, compare_arrays, scaled, worst_first
 from opsmith.check.feed import Given, bound_by, fitted, judged_feed
@@ -331,21 +332,66 @@ def _settled(
     path: Path, a: ir.Model, compared: list[_Compared], outputs: Sequence[str], threads: int | None, ulp: float | None
 ) -> list[Case]:
     """The cases, where those that fail pass after all if A is as far from itself: asked only where A amplifies rounding."""
-    steps = spread.has_steps(a)
-    failing = [c for c in compared if c.actual is not None and (steps or c.answer.feed.degenerate)]
-    if not failing:
+    differing = [c for c in compared if c.actual is not None]
+    if not differing:
         return [c.case for c in compared]
+    settled, apart = _compared_in_double(path, differing, outputs, threads)
+    steps = spread.has_steps(a)
+    failing = [c for c in differing if not settled[id(c)].ok and (steps or c.answer.feed.degenerate)]
+    if not failing:
+        return [settled.get(id(c), c.case) for c in compared]
     # Steps flip now and then: all shapes together show more of them than one does.
     asked = {id(c.answer): c.answer for c in compared if steps and c.answer.feed.degenerate is None}
     asked |= {id(c.answer): c.answer for c in failing}
     own = _own_spread(path, list(asked.values()), outputs, steps, threads, ulp)
-    settled = {}
     for c in failing:
-        mine = {name: dict(sizes) for name, sizes in own.get(id(c.answer), {}).items()}
-        for name, sizes in own[None].items():
-            _widen(mine.setdefault(name, {}), sizes)
-        settled[id(c)] = _within_spread(c, outputs, mine)
+        mine: _Statistics = {}
+        for known in (own.get(id(c.answer), {}), own[None], apart.get(id(c.answer), {})):
+            for name, sizes in known.items():
+                _widen(mine.setdefault(name, {}), sizes)
+        settled[id(c)] = _within_spread(dataclasses.replace(c, case=settled[id(c)]), outputs, mine)
     return [settled.get(id(c), c.case) for c in compared]
+
+
+def _compared_in_double(
+    path: Path, differing: Sequence[_Compared], outputs: Sequence[str], threads: int | None
+) -> tuple[dict[int, Case], dict[int, _Statistics]]:
+    """The cases, by the id of what was compared, whose outputs pass if they agree with A in double; and how far A is from it,
+    by the id of the answer."""
+    settled = {id(c): c.case for c in differing}
+    apart: dict[int, _Statistics] = {}
+    with progress.task("verify: the reference in double"):
+        feeds = [c.answer.feed.inputs for c in differing]
+        for index, values in exact.answers(path, feeds, threads):
+            c = differing[index]
+            apart[id(c.answer)] = _statistics(c.answer, outputs, values)
+            largest = {name: sizes.get("largest", 0.0) for name, sizes in apart[id(c.answer)].items()}
+            right = dict(zip(outputs, values))
+            if _judged_by(c, outputs):
+                checks = tuple(_in_double(check, right, c.actual or {}, largest) for check in c.case.outputs)
+                settled[id(c)] = dataclasses.replace(c.case, outputs=checks)
+    return settled, apart
+
+
+def _judged_by(compared: _Compared, outputs: Sequence[str]) -> bool:
+    """Whether it is A's answer that a case is compared with: stored outputs count as such only if they are what A gives."""
+    stored = compared.answer.feed.stored
+    if stored is None or not compared.case.name.endswith(STORED):
+        return True
+    answers = dict(zip(outputs, compared.answer.outputs))
+    return all(check.ok for check in compare_all(stored.outputs, answers, Tolerance()))
+
+
+def _in_double(
+    check: OutputCheck, right: Mapping[str, Any], actual: Mapping[str, Any], apart: Mapping[str, float]
+) -> OutputCheck:
+    """CHECK passes where ACTUAL is within its tolerance of the RIGHT answer, from which A is APART."""
+    a, b = right.get(check.name), actual.get(check.name)
+    if check.ok or not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+        return check
+    if not compare_arrays(a, b, rtol=check.rtol, atol=check.atol, bound=check.bound).ok:
+        return check
+    return dataclasses.replace(check, problem=None, spread=apart.get(check.name, 0.0))
 
 
 def _own_spread(

@@ -9,8 +9,7 @@ import typer
 from rich.markup import escape
 
 from opsmith.cli import console, options
-from opsmith.errors import OpsmithError
-from opsmith.measure.units import duration, faster, size
+from opsmith.measure.units import counted, duration, faster, size
 from opsmith.timing import peers
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def command(
     via: Annotated[
         str | None, typer.Option(help="ep: the first plain model once more, through the execution provider.")
     ] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
+    csv: options.Csv = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the result into this PNG file.")] = None,
     machine: Annotated[
         bool, typer.Option("--machine", help="Measure this machine's peak arithmetic and memory speed, and keep it.")
@@ -68,8 +67,7 @@ def command(
     from opsmith.measure import chart, peak
     from opsmith.measure.bench import bench
 
-    if console.as_json and as_csv:
-        raise OpsmithError("--json and --csv exclude each other")
+    console.check_table(csv, "csv")
     if plot is not None:
         chart.check_path(plot)
     if machine:
@@ -94,7 +92,9 @@ def command(
         atol=atol,
         via=via,
     )
-    console.answer(result, lambda: print(result.to_csv(), end="") if as_csv else print_result(result))
+    on_screen = csv == console.SCREEN
+    console.answer(result, lambda: print(result.to_csv(), end="") if on_screen else print_result(result))
+    console.write_table(result.to_csv(), csv)
     if plot is not None:
         chart.plot(result, plot)
     if not result.verified:
@@ -112,7 +112,7 @@ def print_result(result: BenchResult) -> None:
     console.show(cost)
     console.say("")
     inputs_text = ", ".join(f"{name} {kind}" for name, kind in result.inputs.items())
-    about = f"{result.cpu}, {result.threads} threads, {result.processes} sets of processes, {inputs_text}"
+    about = f"{result.cpu}, {counted(result.threads, 'thread')}, {counted(result.processes, 'set')} of processes, {inputs_text}"
     busy = "" if result.clean else "; the machine was busy"
     console.say(f"[dim]{escape(f'{about} ({result.inputs_from}){busy}')}[/]")
     for note in result.notes:

@@ -12,7 +12,7 @@ import typer
 
 from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
-from opsmith.measure.units import duration, faster
+from opsmith.measure.units import counted, duration, faster
 
 if TYPE_CHECKING:
     from opsmith.check.verify import VerifyResult
@@ -200,7 +200,7 @@ def _compile_for_provider(
         raise OpsmithError("--ep excludes DEST, --shape, --cache, --dry-run and --emit-only: the model stays as it is")
     result = provider.compile_ep(source, **options)
     folder = provider.sidecar(store.find_model(source))
-    session = result.remarks if not result.regions else provider.explain_session(source)
+    session = provider.explain_session(source) if result.regions else []  # the remarks say why there are none
 
     def tell() -> None:
         show(result)
@@ -216,8 +216,8 @@ def show(result: CompileResult) -> None:
     share = f" ({100 * result.native / result.nodes:.0f} %)" if result.nodes else ""
     calls = sum(r.calls for r in result.regions)
     console.say(
-        f"{result.native} of {result.nodes} nodes{share} run natively: {_count(calls, 'kernel call')} in "
-        f"{_count(len(result.regions), 'region')}"
+        f"{result.native} of {result.nodes} nodes{share} run natively: {counted(calls, 'kernel call')} in "
+        f"{counted(len(result.regions), 'region')}"
     )
     if result.left:
         _show_left(result)
@@ -269,7 +269,7 @@ def _say_speed(result: CompileResult) -> None:
         word = faster(timing.ratio)
         busy = "; the machine was busy, measure again with `opsmith bench`" if timing.busy else ""
         times = f"{duration(timing.after)} instead of {duration(timing.before)}"
-        console.say(f"{word}: {times} with {judged.sizes} ({judged.origin}), {timing.threads} threads{busy}")
+        console.say(f"{word}: {times} with {judged.sizes} ({judged.origin}), {counted(timing.threads, 'thread')}{busy}")
     elif judged.feed is None:
         console.say(f"not timed: no inputs were found that the model runs on ({judged.problem}); give --input")
 
@@ -277,7 +277,7 @@ def _say_speed(result: CompileResult) -> None:
 def _say_error(verified: VerifyResult) -> None:
     worst = max((o.max_abs for o in verified.worst), default=0.0)
     console.say(
-        f"verified: same outputs as the source in {_count(len(verified.cases), 'case')}, largest absolute error {worst:.1e}"
+        f"verified: same outputs as the source in {counted(len(verified.cases), 'case')}, largest absolute error {worst:.1e}"
         f"{_own_spread(verified)}"
     )
 
@@ -287,11 +287,14 @@ def show_error(verified: VerifyResult) -> None:
     checks = sorted(verified.worst, key=lambda o: -o.of_scale)
     table = console.table("output", ">largest error, of its scale", ">cosine", ">allowed")
     for o in checks[:MOST_OUTPUTS]:
-        allowed = "equal" if o.bound is None else f"{o.bound:g}"
+        allowed = "equal" if o.bound is None else f"{o.bound:g}" if o.spread is None else "its own spread"
         table.add_row(console.escape(o.name), f"{o.of_scale:.1e}", f"{o.cosine:.6f}", allowed)
     console.show(table)
     more = f"; {len(checks) - MOST_OUTPUTS} more outputs are closer" if len(checks) > MOST_OUTPUTS else ""
-    console.say(f"verified: within these errors of the source in {_count(len(verified.cases), 'case')}{more}")
+    console.say(
+        f"verified: within these errors of the source in {counted(len(verified.cases), 'case')}{more}"
+        f"{_own_spread(verified)}"
+    )
 
 
 MOST_OUTPUTS = 8
@@ -303,10 +306,6 @@ def _own_spread(verified: VerifyResult) -> str:
 
 
 MOST_REASONS = 12
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _short(why: str) -> str:

@@ -7,6 +7,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -15,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opsmith import progress
+from opsmith.errors import OpsmithError
 
 
 class _Console(Console):
@@ -60,6 +62,27 @@ def answer(result: object, show: Callable[[], None], *, written: object = None) 
             print(path)
     else:
         show()
+
+
+SCREEN = Path("-")
+
+
+def check_table(file: Path | None, suffix: str) -> None:
+    """Refuse, before anything is measured, a FILE for a table that cannot be written, or whose name says that it is none."""
+    if file is None or file == SCREEN:
+        if file == SCREEN and as_json:
+            raise OpsmithError(f"--json and --{suffix} - exclude each other: both would print")
+        return
+    if file.suffix.lower() != f".{suffix}":
+        raise OpsmithError(f"{file} does not end in .{suffix}")
+    if not file.absolute().parent.is_dir():
+        raise OpsmithError(f"the folder of {file} does not exist")
+
+
+def write_table(text: str, file: Path | None) -> None:
+    """A table for other programs, into its FILE; what goes to the screen was printed by `answer`."""
+    if file is not None and file != SCREEN:
+        file.write_text(text, encoding="utf-8")
 
 
 def error(message: str) -> None:

@@ -70,7 +70,8 @@ def command(
     part: Annotated[
         int | None, typer.Option("--part", min=1, help="Rows that are journaled together.", show_default="by the model")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="End at the first row that fails.")] = False,
+    stop_on_error: Annotated[bool, typer.Option("--stop-on-error", help="End at the first row that fails.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", hidden=True, help="The older word for --stop-on-error.")] = False,
 ) -> None:
     """Run a model over every row of a table, file or folder; the same command goes on where it was ended."""
     from opsmith.batch import map
@@ -89,7 +90,7 @@ def command(
         threads=threads,
         batch=batch,
         part=part,
-        strict=strict,
+        stop_on_error=stop_on_error or strict,
     )
     console.answer(made, lambda: _print(made), written=made.output)
     if made.failed:

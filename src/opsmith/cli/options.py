@@ -23,6 +23,9 @@ Calibration = Annotated[
     list[str] | None,
     typer.Option(help="Text, .npz file, folder, or `generated`; repeatable. The stored test data by default."),
 ]
+Csv = Annotated[
+    Path | None, typer.Option("--csv", help="Write the figures to this .csv file; - prints them instead of the table.")
+]
 Embedder = Annotated[
     Path | None, typer.Option("--embedder", help="A text encoder's folder; the starter's CLIP by default.")
 ]

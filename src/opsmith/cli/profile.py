@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from opsmith.cli import console, options
-from opsmith.measure.units import duration, size
+from opsmith.measure.units import counted, duration, size
 
 if TYPE_CHECKING:
     from opsmith.measure.profile import Profile, TypeDifference
@@ -74,13 +74,13 @@ def print_profile(measured: Profile, nodes: int) -> None:
         table.add_row(escape(row.op), str(row.count), duration(row.us * 1e-6), f"{row.share:.1%}", *work)
     between = measured.between_us
     between_name = "(between nodes)" if between >= 0 else "(profiler's own cost)"
-    table.add_row(between_name, "", duration(between * 1e-6), f"{between / measured.latency_us:.1%}", "", "", "")
+    table.add_row(between_name, "", duration(between * 1e-6), f"{between / measured.whole_us:.1%}", "", "", "")
     table.add_row("latency", "", duration(measured.latency_us * 1e-6), "", "", "", "")
     console.show(table)
     if nodes:
         single = console.table("node", "op", ">time", ">share", ">GFLOP/s", ">of roofline", "stands for")
         for one in sorted(measured.rows, key=lambda r: -r.us)[:nodes]:
-            times = (duration(one.us * 1e-6), f"{one.us / measured.latency_us:.1%}", _number(one.gflops))
+            times = (duration(one.us * 1e-6), f"{one.us / measured.whole_us:.1%}", _number(one.gflops))
             roofline = _percent(measured.roofline(one.us, one.flops, one.bytes))
             single.add_row(escape(one.name), escape(one.op), *times, roofline, escape(_few(one.origin)))
         console.show(single)
@@ -89,7 +89,7 @@ def print_profile(measured: Profile, nodes: int) -> None:
         for kernel in measured.gpu[: nodes or 10]:
             gpu.add_row(escape(kernel.range), escape(kernel.kernel), str(kernel.count), duration(kernel.us * 1e-6))
         console.show(gpu)
-    kept = f"{measured.runs - measured.left_out} of {measured.runs} runs, {measured.threads} threads"
+    kept = f"{measured.runs - measured.left_out} of {measured.runs} runs, {counted(measured.threads, 'thread')}"
     fed = ", ".join(f"{name} {kind}" for name, kind in measured.inputs.items())
     console.say(f"[dim]{kept}; {escape(fed)} ({measured.inputs_from}); trace: {escape(str(measured.trace))}[/]")
     for note in measured.notes:

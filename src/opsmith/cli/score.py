@@ -56,8 +56,8 @@ def text_command(
     keyword: Annotated[
         list[str] | None, typer.Option(help="Generate from it, for distinct-2 and hits; repeatable.")
     ] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the table to this Markdown file.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the figures to this CSV file.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table to this .md file; - prints that.")] = None,
+    csv: options.Csv = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this PNG file.")] = None,
     without_cache: Annotated[
         list[Path] | None, typer.Option(help="One of the models: once more without its KV cache; repeatable.")
@@ -70,9 +70,8 @@ def text_command(
 
     if plot is not None:
         chart.check_path(plot)
-    for file in (markdown, csv):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise OpsmithError(f"the folder of {file} does not exist")
+    console.check_table(markdown, "md")
+    console.check_table(csv, "csv")
     rows = scoring.score_text(
         models,
         text,
@@ -83,11 +82,11 @@ def text_command(
         threads=threads,
         without_cache=without_cache or (),
     )
-    console.answer({"rows": rows}, lambda: _print_text(rows))
-    if markdown is not None:
-        markdown.write_text(scoring.markdown(rows), encoding="utf-8")
-    if csv is not None:
-        csv.write_text(scoring.csv_text(rows), encoding="utf-8")
+    tables = {markdown: scoring.markdown(rows), csv: scoring.csv_text(rows)}
+    printed = tables.get(console.SCREEN)
+    console.answer({"rows": rows}, lambda: print(printed, end="") if printed else _print_text(rows))
+    for file, table in tables.items():
+        console.write_table(table, file)
     if plot is not None:
         chart_text.plot(rows, plot)
 

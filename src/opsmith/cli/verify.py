@@ -9,6 +9,7 @@ import typer
 
 from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
+from opsmith.measure.units import counted
 
 if TYPE_CHECKING:
     from opsmith.check.differences import OutputCheck
@@ -102,7 +103,7 @@ def _print(result: VerifyResult) -> None:
         return
     names = "; ".join(case.name for case in result.cases)
     if result.ok:
-        console.say(f"[green]the same[/] in {_plural(len(result.cases), 'comparison')}: {console.escape(names)}")
+        console.say(f"[green]the same[/] in {counted(len(result.cases), 'comparison')}: {console.escape(names)}")
         return
     for problem in result.problems[:SHOWN]:
         console.say(f"[red]differs:[/] {console.escape(problem)}")
@@ -117,10 +118,6 @@ def _print(result: VerifyResult) -> None:
         )
     if result.note:
         console.say(f"note: {console.escape(result.note)}")
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def _families(checks: list[OutputCheck]) -> list[tuple[str, OutputCheck]]:

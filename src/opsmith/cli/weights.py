@@ -9,6 +9,7 @@ import typer
 
 from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
+from opsmith.measure.units import counted
 
 if TYPE_CHECKING:
     from opsmith.compiler.repack import WeightsResult
@@ -70,9 +71,9 @@ def _for_the_provider(model: str, new: str, dest: str | None, source: str | None
 
 def _print(result: WeightsResult, variant: str, folder: Path) -> None:
     console.say(
-        f"{result.tensors} weights packed in {result.seconds:.1f} s; library and source are those of {console.escape(variant)}"
+        f"{counted(result.tensors, 'weight')} packed in {result.seconds:.1f} s; library and source are those of {console.escape(variant)}"
     )
     if result.verified is not None and result.verified.cases:
         worst = max((o.max_abs for o in result.verified.worst), default=0.0)
-        console.say(f"verified in {len(result.verified.cases)} cases, largest absolute error {worst:.1e}")
+        console.say(f"verified in {counted(len(result.verified.cases), 'case')}, largest absolute error {worst:.1e}")
     console.say(f"wrote {console.escape(str(folder))}")

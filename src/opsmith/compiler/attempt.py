@@ -15,6 +15,7 @@ from opsmith.compiler.build import Compiler
 from opsmith.compiler.convert import replace_regions, save_converted, seal_weights
 from opsmith.compiler.cut import Cut
 from opsmith.compiler.forms import main_cut, make_library, pack_weights, write_code, write_programs
+from opsmith.compiler.precision import FP32, PRECISIONS
 from opsmith.compiler.request import Request
 from opsmith.compiler.result import Clock, CompileResult, summarize
 from opsmith.store import Draft
@@ -50,6 +51,7 @@ def build_attempt(cuts: dict[str, Cut], request: Request, draft: Draft, name: st
     store.release(pieces.source.model)
     clock.lap("pack")
     result = summarize(pieces, clock)
+    result.remarks += _what_runs_in(pieces, request)
     result.sources, domain = write_code(cuts, forms)
     blobs = [form.blobs for form in forms]
     seal_weights(data, [b for of_form in blobs for b in of_form], domain)
@@ -114,6 +116,16 @@ def _chosen_kernels(pieces: Cut) -> dict[str, Any]:
         "algorithms": dict(collections.Counter(sorted(n for c in calls for n in c.notes))),
         "precision": dict(collections.Counter(c.precision.name for c in calls if c.precision)),
     }
+
+
+def _what_runs_in(pieces: Cut, request: Request) -> list[str]:
+    """How many products got the precision asked for: some have no kernel in it, or are sensitive."""
+    if request.precision is FP32 or request.max_error is not None or not pieces.regions:  # auto shows its choices
+        return []
+    used = _chosen_kernels(pieces)["precision"]
+    counts = ", ".join(f"{used[p]} in {p}" for p in reversed(PRECISIONS) if p in used) or "it has none"
+    asked = request.precision.name
+    return [f"products: {counts}" if asked in used else f"no product of the model runs in {asked}: {counts}"]
 
 
 def _measured(result: CompileResult) -> dict[str, Any]:

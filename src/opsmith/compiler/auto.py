@@ -76,7 +76,8 @@ def layers(pieces: Cut, values: Values) -> list[Layer]:
 def _loss(node: ir.Node, weights: Constant | None, values: Values, bytes_too: bool) -> dict[str, float]:
     """The errors of a product."""
     x = values.get(node.inputs[0].name or "") if node.inputs[0] is not None else None
-    if x is None or weights is None:  # attention, or a body whose values change from turn to turn
+    in_blocks = node.op_type == "MatMulNBits"
+    if x is None or weights is None or in_blocks:  # or attention, or a body whose values change from turn to turn
         return {p.name: USUAL[p.name] for p in ((BF16, INT8) if bytes_too else (BF16,))}
     w = np.asarray(weights.read(), np.float32)
     linear = node.op_type in ("MatMul", "Gemm")

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from opsmith.analysis.registry import key_of
 from opsmith.analysis.values import Abstract
-from opsmith.compiler import quantized_bodies, runtime_bodies
+from opsmith.compiler import ml_bodies, quantized_bodies, runtime_bodies
 
 Body = Callable[[ir.Node, list["Abstract | None"], int], "str | None"]
 
@@ -108,6 +108,7 @@ def lp_normalization(node: ir.Node, inputs: list[Abstract | None], opset: int) -
 BODIES: dict[tuple[str, str], Body] = {
     ("", "BatchNormalization"): batch_normalization,
     ("", "LpNormalization"): lp_normalization,
+    **ml_bodies.BODIES,
     **quantized_bodies.BODIES,
     **runtime_bodies.BODIES,
 }

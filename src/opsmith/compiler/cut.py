@@ -89,7 +89,7 @@ def _cut_scope(pieces: Cut, scope: Scope, wanted: str, target: Target, reasons: 
     facts, behind = scope.analysis.facts, _hidden_dependencies(scope)
     lowered: dict[tuple[object, ...], Program] = {}
     while True:
-        regions = make_regions(scope.working, lambda n: n not in reasons, facts, behind)
+        regions = make_regions(scope.working, lambda n: n not in reasons, facts, behind, lambda v: not scope.holds(v))
         if _unknown_inputs(regions, scope, reasons):
             continue
         demand = demanded(scope, regions)
@@ -222,7 +222,9 @@ def captured(node: ir.Node) -> list[str]:
 
 
 def _worthwhile(region: Region, facts: Facts, wanted: str) -> bool:
-    """A region that only does shape arithmetic has nothing to run: it is compiled only if everything is."""
+    """A region that only does shape arithmetic has nothing to run: it is compiled only if everything is. Constants never are."""
+    if all(n.op_type == "Constant" for n in region.nodes):  # that a branch gives
+        return False
     if wanted in ("all", "whole"):
         return bool(region.outputs)
     return any(facts[v].runs for v in region.outputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from opsmith.analysis.values import DataType
@@ -20,11 +20,11 @@ from opsmith.compiler.cpp import (
     value_type,
 )
 from opsmith.compiler.geometry import GENERIC, NATIVE, InstructionSet
-from opsmith.compiler.kernel import Kind, Parameter
+from opsmith.compiler.kernel import Kind, Micro, Parameter
 from opsmith.compiler.lower.builder import identifier
 from opsmith.compiler.partition import Region
 from opsmith.compiler.plan import Slot
-from opsmith.compiler.program import Body, Buffer, Call, Epilogue, Port, Program, StructValue
+from opsmith.compiler.program import Body, Buffer, Call, Epilogue, Port, Program, StructValue, View
 from opsmith.sizes import Size
 
 # ONNX Runtime's element type numbers are those of ONNX's TensorProto.
@@ -62,6 +62,30 @@ class Instance:
     includes: tuple[str, ...]  # of its own file
     headers: frozenset[str]  # that declare the types of its signature
     comment: str
+    micros: tuple[SharedMicro, ...]  # compiled elsewhere
+
+
+@dataclass(frozen=True)
+class SharedMicro:
+    """A microkernel in a file of its own, and how the instances that use it declare that."""
+
+    rows: str
+    panels: str
+    blocked: bool
+
+    @property
+    def source(self) -> Source:
+        name = "_".join(["micro", self.rows, self.panels, *(["blocked"] if self.blocked else [])])
+        text = (
+            '// the microkernel of products, for all kernels that share it\n#include "gemm_micro.hpp"\n\n'
+            f"namespace opsmith {{\n\n{self.template}\n\n}}  // namespace opsmith\n"
+        )
+        return Source(f"{name}.cpp", text)
+
+    @property
+    def template(self) -> str:
+        types = f"{self.rows}, {self.panels}"
+        return f"template MicroFn<{types}> pick_micro<gemm_mr, {types}, {str(self.blocked).lower()}>(i64, i64);"
 
 
 def instance_of(call: Call) -> Instance:
@@ -82,8 +106,25 @@ def instance_of(call: Call) -> Instance:
     comment = body.comment if isinstance(body, Body) else kernel.comment or kernel.name.replace("_", " ")
     then = f"; then {epilogue.comment}" if epilogue.comment else ""
     return Instance(
-        f"{identifier(name)}_{digest}", declaration, text, includes, frozenset(_type_headers(call)), comment + then
+        f"{identifier(name)}_{digest}",
+        declaration,
+        text,
+        includes,
+        frozenset(_type_headers(call)),
+        comment + then,
+        tuple(_shared(call, m) for m in kernel.micros),
     )
+
+
+def _shared(call: Call, micro: Micro) -> SharedMicro:
+    def cpp(name: str) -> str:
+        if all(p.name != name for p in call.kernel.parameters):
+            return name
+        argument = call.arguments[name]
+        assert isinstance(argument, (View, Buffer))
+        return CPP[argument.dtype]
+
+    return SharedMicro(cpp(micro.rows), cpp(micro.panels), micro.blocked)
 
 
 def _given(call: Call, parameter: Parameter) -> bool:
@@ -118,7 +159,7 @@ def instances(programs: Sequence[Program]) -> list[Instance]:
 
 
 def emit_instances(needed: Sequence[Instance]) -> list[Source]:
-    """A header with all declarations, and a file per instance, so that each compiles and caches on its own."""
+    """A header with all declarations, and a file per instance and shared microkernel, so that each compiles and caches on its own."""
     headers = sorted({"elementwise.hpp", *(h for i in needed for h in i.headers)})
     header = ["// The kernels this model uses, declared.", "#pragma once", ""]
     header += [f'#include "{h}"' for h in headers]
@@ -128,13 +169,16 @@ def emit_instances(needed: Sequence[Instance]) -> list[Source]:
         header.append(f"// {instance.comment}")
         header.append(f"void {instance.name}({instance.declaration});")
         includes = "".join(f'#include "{i}"\n' for i in instance.includes)
+        elsewhere = "".join(f"extern {m.template}  // {m.source.name}\n" for m in instance.micros)
+        elsewhere += "\n" if elsewhere else ""
         text = (
-            f"// {instance.comment}\n{includes}\nnamespace opsmith {{\n\n"
+            f"// {instance.comment}\n{includes}\nnamespace opsmith {{\n\n{elsewhere}"
             f"void {instance.name}({instance.declaration}) {{\n  {instance.body}\n}}\n\n}}  // namespace opsmith\n"
         )
         files.append(Source(f"{instance.name}.cpp", text))
     header += ["", "}  // namespace opsmith", ""]
-    return [Source("instances.hpp", "\n".join(header)), *files]
+    micros = dict.fromkeys(m for i in needed for m in i.micros)
+    return [Source("instances.hpp", "\n".join(header)), *files, *(m.source for m in micros)]
 
 
 # --- regions ---
@@ -340,11 +384,15 @@ class Form:
     namespace: str = NAMESPACE
 
 
-def emit_registration(domain: str, regions: Sequence[Region], forms: Sequence[Form]) -> Source:
+def emit_registration(
+    domain: str, regions: Sequence[Region], forms: Sequence[Form], renamed: Mapping[str, str] | None = None
+) -> Source:
     """The library's two doors: a function that tells ORT about every region as a custom op, and their table for the provider.
 
-    Both lead to the first of the FORMS that the CPU can run, so the file itself is compiled for any.
+    Both lead to the first of the FORMS that the CPU can run, so the file itself is compiled for any. The table has the names of the
+    model's file: RENAMED gives those of values that have another one here.
     """
+    in_file = renamed or {}
     lines = [
         "// Registers the regions of this model with ONNX Runtime.",
         "",
@@ -363,12 +411,12 @@ def emit_registration(domain: str, regions: Sequence[Region], forms: Sequence[Fo
         lines.append(f"const int {p.name}_inputs[] = {{{', '.join(map(str, inputs)) or '0'}}};")
         lines.append(f"const int {p.name}_outputs[] = {{{', '.join(map(str, outputs))}}};")
         for side, values in (("reads", r.inputs), ("writes", r.outputs)):
-            names = ", ".join(_literal(v.name or "") for v in values)
+            names = ", ".join(_literal(in_file.get(v.name or "", v.name or "")) for v in values)
             lines.append(f"const char* const {p.name}_{side}[] = {{{names or 'nullptr'}}};")
     for i, form in enumerate(forms):
         lines += ["", f"RegionOp regions{i}[] = {{  // {form.cpu}"]
         for r, p, blob, packed in zip(regions, form.programs, form.blobs, weights):
-            lines.append(f"    {_region_row(r, p, blob, packed, form, domain)},")
+            lines.append(f"    {_region_row(r, p, blob, packed, form, domain, in_file)},")
         lines.append("};")
     lines += ["", "const Form forms[] = {"]
     for i, form in enumerate(forms):
@@ -389,11 +437,13 @@ def emit_registration(domain: str, regions: Sequence[Region], forms: Sequence[Fo
     return Source("register.cpp", "\n".join(lines), isa=GENERIC)
 
 
-def _region_row(r: Region, p: Program, blob: Blob, packed: Sequence[Blob], form: Form, domain: str) -> str:
+def _region_row(
+    r: Region, p: Program, blob: Blob, packed: Sequence[Blob], form: Form, domain: str, in_file: Mapping[str, str]
+) -> str:
     """A RegionOp."""
     count = len(p.inputs) + len(packed)
     place = len(p.inputs) + packed.index(blob) if blob.bytes else count
-    body = "".join(f"{step.gives}\n{step.attribute}\n" for step in r.path)
+    body = "".join(f"{in_file.get(step.gives, step.gives)}\n{step.attribute}\n" for step in r.path)
     compute = f"reinterpret_cast<Compute>({form.namespace}::{p.name})"
     return (
         f'{{{{}}, "{p.name}", {p.name}_inputs, {count}, {p.name}_outputs, {len(p.outputs)}, {compute}, '

@@ -8,7 +8,7 @@ expansion would take a fused kernel from ORT and give nothing for it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import onnx
 import onnx_ir as ir
@@ -22,17 +22,11 @@ from opsmith.compiler.unroll import unroll_scan
 _DEPTH = 3  # bodies within bodies: SoftmaxCrossEntropyLoss -> NegativeLogLikelihoodLoss -> ...
 
 
-def expand(model: ir.Model, analysis: Analysis, slow: Collection[str] = ()) -> bool:
-    """Replace unsupported nodes by supported bodies; says whether anything changed.
-
-    `slow` names nodes whose compiled form was measured slower than ORT's: a body with one of them stays a single node.
-    """
+def expand(graph: ir.Graph, analysis: Analysis) -> bool:
+    """Replace unsupported nodes of a graph, the main one or a body, by supported bodies; says whether anything changed."""
     changed = False
     facts = dict(analysis.facts)  # of what is expanded too, so that what reads it is understood
     for node in list(analysis.reasons):
-        prefix = f"{node.name or node.op_type}/"
-        if node.graph is not model.graph or any(name.startswith(prefix) for name in slow):
-            continue
         found = _expansion(node, facts, analysis.opset, _DEPTH)
         if found is None:
             if changed:
@@ -40,14 +34,14 @@ def expand(model: ir.Model, analysis: Analysis, slow: Collection[str] = ()) -> b
                     infer_node(node, facts, analysis.opset)
             continue
         nodes, outputs = found
-        model.graph.insert_before(node, nodes)
+        graph.insert_before(node, nodes)
         for old, new in zip(node.outputs, outputs):
             if not old.name:  # an optional output that is not there
                 continue
             name, new.type, new.shape = old.name, old.type, old.shape
             old.replace_all_uses_with(new, replace_graph_outputs=True)
             old.name, new.name = f"{name}.expanded", name
-        model.graph.remove(node, safe=True)
+        graph.remove(node, safe=True)
         changed = True
     return changed
 

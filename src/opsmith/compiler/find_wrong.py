@@ -45,6 +45,10 @@ LARGEST = 1 << 30  # bytes of values that are kept at once; above it, whole regi
 AT_ONCE = 128 << 20  # bytes; if all values take no more, they are computed in one run
 
 
+# What a compiled region says when it refuses its inputs, inside what ONNX Runtime makes of it (kernels/ort_abi.hpp).
+_REFUSED = re.compile(r"opsmith region \w+, node (?P<node>\S+): (?P<why>[^:]+)$")
+
+
 @dataclasses.dataclass(frozen=True)
 class Found:
     nodes: HandedBack
@@ -92,9 +96,12 @@ def _faults(reference: Reference, target: Target) -> list[tuple[Region, OutputCh
 
 
 def _whole_regions(regions: Sequence[Region], problem: str) -> Found:
-    nodes = {n.name or "": f"the compiled model differed: {problem[:SHOWN]}" for r in regions for n in r.nodes}
+    refused = _REFUSED.search(problem)
+    why = f"its region did not run: {refused['why']}" if refused else f"the compiled model differed: {problem[:SHOWN]}"
+    nodes = {n.name or "": why for r in regions for n in r.nodes}
     which = "1 region goes" if len(regions) == 1 else f"{len(regions)} regions go"
-    return Found(nodes, f"{which} back to ONNX Runtime: {problem[-SHOWN:]}. This is a defect of ours")
+    told = f"{refused['why']}, at {refused['node']}" if refused else problem[-SHOWN:]
+    return Found(nodes, f"{which} back to ONNX Runtime: {told}. This is a defect of ours")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,7 +92,8 @@ def write_code(cuts: Mapping[str, Cut], forms: Sequence[Form]) -> tuple[list[Sou
         sources += [SourceFile(f"{folder}/{s.name}" if folder else s.name, s.text, isa, form.namespace) for s in own]
     digest = hashlib.sha256(content.encode()).hexdigest()[:12]
     domain = f"opsmith.{digest}"
-    sources.append(emit_registration(domain, next(iter(cuts.values())).regions, forms))
+    first = next(iter(cuts.values()))
+    sources.append(emit_registration(domain, first.regions, forms, first.source.renamed))
     return sources, domain
 
 

@@ -65,6 +65,16 @@ class Space:
 
 
 @dataclass(frozen=True)
+class Micro:
+    """A microkernel of gemm_micro.hpp that a kernel ends in, for rows and panels of these types: each the name of a parameter that
+    has it, or a C++ type. No epilogue is in it, so it is compiled once for all instances that share it: most of their code."""
+
+    rows: str
+    panels: str
+    blocked: bool = False
+
+
+@dataclass(frozen=True)
 class Kernel:
     name: str
     header: str
@@ -75,6 +85,7 @@ class Kernel:
     inline: bool = False  # called in the region's own file, without an instance in a file of its own
     check: str = ""  # it returns whether its data was right; the message if not
     counts: bool = False  # it returns how many results there are; see Call.binds
+    micros: tuple[Micro, ...] = ()
 
     def parameter(self, name: str) -> Parameter:
         return next(p for p in self.parameters if p.name == name)

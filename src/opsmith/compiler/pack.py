@@ -5,7 +5,8 @@ The width of vectors and panels is that of the instruction set: geometry.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -290,6 +291,65 @@ def _unpack_bits(packed: Array, bits: int) -> Array:
 
 def pack_quantized(w: BlockQuantized, isa: InstructionSet) -> npt.NDArray[np.uint8]:
     """Per panel, per block: scales, zero points, q; flat bytes. quant.hpp: Quantized."""
+    return _pack_blocks(w, isa, _bytes_in_rows if w.bits == 8 else _nibbles_in_order)
+
+
+def pack_block_bytes(w: BlockQuantized, isa: InstructionSet, scales: np.dtype[Any]) -> npt.NDArray[np.uint8]:
+    """The same for products of bytes, gemm_blocks.hpp: q as words, and instead of zero points that are floats zero * scale, of half bytes
+    from 0 to 15. Both in the type SCALES."""
+    zeros = w.zeros
+    if zeros is not None and zeros.dtype != np.int8:
+        zeros = _shifts(w.scales, zeros.astype(np.float32) + (8 if w.bits == 4 else 0)).astype(scales)
+    stored = replace(w, scales=w.scales.astype(scales), zeros=zeros)
+    return _pack_blocks(stored, isa, _bytes_in_words if w.bits == 8 else _nibbles_in_words)
+
+
+def _shifts(scales: Array, zeros: Array) -> npt.NDArray[np.float32]:
+    return np.asarray(zeros, np.float32) * np.asarray(scales, np.float32)
+
+
+def halves_hold(scales: Array, zeros: Array | None) -> bool:
+    """Whether the scales of a MatMulNBits, and its zeros * scales if those are floats, are halves to the last bits of a float. Those of
+    llama.cpp's blocks are."""
+    numbers = [np.asarray(scales, np.float32)]
+    if zeros is not None and zeros.dtype != np.uint8:
+        numbers.append(_shifts(scales, zeros))
+    with np.errstate(over="ignore"):
+        return all(bool((np.abs(x - x.astype(np.float16)) <= np.abs(x) * 2.0**-22).all()) for x in numbers)
+
+
+def _bytes_in_rows(q: npt.NDArray[np.int8]) -> Array:
+    """q (blocks, block, columns) as it is."""
+    return q
+
+
+def _bytes_in_words(q: npt.NDArray[np.int8]) -> Array:
+    """(blocks, block / 4, columns, 4)"""
+    blocks, block, columns = q.shape
+    return np.ascontiguousarray(q.reshape(blocks, block // 4, 4, columns).swapaxes(2, 3))
+
+
+def _nibbles_in_order(q: npt.NDArray[np.int8]) -> Array:
+    """(blocks, block / 8, columns) words of eight, the first in the lowest bits, as two's complement."""
+    return _nibbles(q, range(0, 32, 4))
+
+
+def _nibbles_in_words(q: npt.NDArray[np.int8]) -> Array:
+    """The same, q + 8, so that the low halves of the bytes of a word are the first four and the high halves the others."""
+    return _nibbles(q + np.int8(8), (0, 8, 16, 24, 4, 12, 20, 28))
+
+
+def _nibbles(q: npt.NDArray[np.int8], shifts: Iterable[int]) -> Array:
+    """Words of the lowest four bits of eight numbers, each moved by its own of SHIFTS."""
+    blocks, block, columns = q.shape
+    eight = (q.astype(np.uint32) & np.uint32(15)).reshape(blocks, block // 8, 8, columns)
+    moved = eight << np.array([*shifts], np.uint32).reshape(8, 1)
+    return np.asarray(np.bitwise_or.reduce(moved, axis=2))
+
+
+def _pack_blocks(
+    w: BlockQuantized, isa: InstructionSet, layout: Callable[[npt.NDArray[np.int8]], Array]
+) -> npt.NDArray[np.uint8]:
     k, n = w.q.shape
     if w.block % 8 or not 16 <= w.block <= 256:
         raise OpsmithError(f"blocks of {w.block} rows are not supported", "16 to 256, a multiple of 8")
@@ -303,15 +363,11 @@ def pack_quantized(w: BlockQuantized, isa: InstructionSet) -> npt.NDArray[np.uin
         zeros = np.zeros((blocks, columns), w.zeros.dtype)
         zeros[:, :n] = w.zeros
         parts.append(zeros)
-    if w.bits == 8:
-        data: Array = q.reshape(blocks, w.block, columns)
-    else:
-        nibbles = (q.view(np.uint8) & 15).astype(np.uint32).reshape(blocks, w.block // 8, 8, columns)
-        shifts = np.arange(0, 32, 4, dtype=np.uint32).reshape(8, 1)
-        data = np.bitwise_or.reduce(nibbles << shifts, axis=2)
     panels = []
     for start in range(0, columns, isa.panel_columns):
         stop = min(columns, start + isa.panel_columns)
-        pieces = [np.ascontiguousarray(p[..., start:stop]).reshape(blocks, -1).view(np.uint8) for p in [*parts, data]]
-        panels.append(np.concatenate(pieces, axis=1).reshape(-1))
+        data = layout(q[:, start:stop].reshape(blocks, w.block, stop - start))
+        pieces = [*(p[:, start:stop] for p in parts), data]
+        flat = [np.ascontiguousarray(p).reshape(blocks, -1).view(np.uint8) for p in pieces]
+        panels.append(np.concatenate(flat, axis=1).reshape(-1))
     return np.concatenate(panels) if panels else np.zeros(0, np.uint8)

@@ -57,20 +57,27 @@ def make_regions(
     chosen: Callable[[ir.Node], bool],
     facts: Facts,
     behind: Mapping[ir.Node, Collection[ir.Node]] | None = None,
+    hidden: Callable[[ir.Value], bool] = lambda _: False,
 ) -> list[Region]:
     """Connected convex regions of the chosen nodes, in topological order.
 
-    BEHIND adds nodes that a node which is not chosen depends on, beside those that write its inputs.
+    BEHIND adds nodes that a node which is not chosen depends on, beside those that write its inputs. HIDDEN says of a value that
+    no region can give it to another one: who computes it belongs to who reads it, however late that is.
     """
     level: dict[ir.Node, int] = {}
     inside: dict[ir.Node, bool] = {}
+    readers: dict[ir.Node, list[ir.Node]] = {}
     for node in graph:
         inside[node] = chosen(node)
         height = 0
         for producer in (*producers_of(node), *(behind or {}).get(node, ())):
             step = 1 if inside[node] and (not inside[producer] or _ends_region(producer, facts)) else 0
             height = max(height, level[producer] + step)
+            readers.setdefault(producer, []).append(node)
         level[node] = height
+    for node in reversed(readers):  # in which a node comes after those that it was first read by
+        if inside[node] and any(map(hidden, node.outputs)) and not _ends_region(node, facts):
+            level[node] = max(level[node], min(level[reader] for reader in readers[node]))
     parent: dict[ir.Node, ir.Node] = {n: n for n in inside if inside[n]}
 
     def find(n: ir.Node) -> ir.Node:

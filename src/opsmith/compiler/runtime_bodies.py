@@ -234,12 +234,7 @@ def _scores_mask(
 
 def _attended(scale: float, dtype: DataType, added: Sequence[str]) -> list[str]:
     """softmax(scale q k^T + ...) v, as (B, S, heads * size)"""
-    lines = [
-        "k_turned = Transpose <perm: ints = [0, 1, 3, 2]> (k)",
-        "products = MatMul (q, k_turned)",
-        _constant("scale", scale, dtype),
-        "scores0 = Mul (products, scale)",
-    ]
+    lines = _scaled_scores("q", scale, dtype)
     last = "scores0"
     if len(added) == 2:
         lines += [f"masks = Add ({added[0]}, {added[1]})", f"scores1 = Add ({last}, masks)"]
@@ -247,10 +242,21 @@ def _attended(scale: float, dtype: DataType, added: Sequence[str]) -> list[str]:
     elif added:
         lines.append(f"scores1 = Add ({last}, {added[0]})")
         last = "scores1"
+    return [*lines, f"shares = Softmax <axis: int = -1> ({last})", *_weighted("shares")]
+
+
+def _scaled_scores(q: str, scale: float, dtype: DataType) -> list[str]:
     return [
-        *lines,
-        f"shares = Softmax <axis: int = -1> ({last})",
-        "result = MatMul (shares, v)",
+        "k_turned = Transpose <perm: ints = [0, 1, 3, 2]> (k)",
+        f"products = MatMul ({q}, k_turned)",
+        _constant("scale", scale, dtype),
+        "scores0 = Mul (products, scale)",
+    ]
+
+
+def _weighted(shares: str) -> list[str]:
+    return [
+        f"result = MatMul ({shares}, v)",
         "rows_first = Transpose <perm: ints = [0, 2, 1, 3]> (result)",
         _ints("flat", 0, 0, -1),
         "y = Reshape (rows_first, flat)",
@@ -388,6 +394,191 @@ def _packed_widths(node: ir.Node, weight: Abstract, heads: int) -> list[int] | N
     return widths
 
 
+# --- grouped queries: the caches of a decoder whose texts differ in length ---
+
+
+def group_query_attention(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
+    """q (B,S,N*H), k and v (B,S,G*H), or all behind each other in q; past (B,G,P,H), present (B,G,max(P,total),H)
+
+    A text has n = seqlens_k + 1 keys. The last S of them are new, in the first call (S = total) all, with padding behind them.
+    """
+    sizes = _grouped_sizes(node, inputs)
+    if sizes is None or opset < 13 or any(given(inputs, i) for i in range(10, 16)) or _asked(node, 3):
+        return None
+    if any(_whole(node, name) for name in ("smooth_softmax", "sliding_window_cache")) or not _whole(node, "causal", 1):
+        return None
+    heads, groups, size = sizes
+    q = inputs[0]
+    assert q is not None
+    lines = [_ints("zero", 0), _ints("one", 1), _ints("two", 2), "step = Constant <value_int: int = 1> ()"]
+    lines.append("begin = Constant <value_int: int = 0> ()")
+    if given(inputs, 1):
+        names = {"q": "query", "fresh_keys": "key", "fresh_values": "value"}
+    else:
+        names = {"q": "q_part", "fresh_keys": "k_part", "fresh_values": "v_part"}
+        lines.append(_ints("widths", heads * size, groups * size, groups * size))
+        lines.append("q_part, k_part, v_part = Split <axis: int = -1> (query, widths)")
+    for name, source in names.items():
+        lines += _heads(name, source, heads if name == "q" else groups, size)
+    lines += _grouped_lengths()
+    turned = {"q": "q", "fresh_keys": "fresh_keys"}
+    if _whole(node, "do_rotary"):
+        lines += _grouped_positions(given(inputs, 9))
+        options = f"<interleaved: int = {_whole(node, 'rotary_interleaved')}>"
+        for name in turned:
+            lines.append(f"{name}_turned = com.microsoft.RotaryEmbedding {options} ({name}, positions, cos, sin)")
+            turned[name] = f"{name}_turned"
+    past = given(inputs, 3)
+    lines += _grouped_rows(groups, size) if past else ()
+    for name, fresh in (("key", turned["fresh_keys"]), ("value", "fresh_values")):
+        lines += _grouped_cache(name, fresh, q.dtype, past)
+        lines += _repeated(name, heads, groups, size)
+    lines += _grouped_seen(_whole(node, "local_window_size", -1))
+    lines += _grouped_attention(turned["q"], _scale(node, size), _number(node, "softcap", 0.0), q.dtype)
+    lines.append("scores = Constant <value_int: int = 0> ()")
+    operands = "query, key, value, past_key, past_value, seqlens_k, total, cos, sin, position_ids"
+    return f"GroupQueryAttention ({operands}) => (y, present_key, present_value, scores) {{ {' '.join(lines)} }}"
+
+
+def _grouped_sizes(node: ir.Node, inputs: Inputs) -> tuple[int, int, int] | None:
+    """Heads of q, heads of k and v, size of a head; None where they do not fit, or only a run tells."""
+    q, k, heads, groups = _value(inputs, 0), _value(inputs, 1), _whole(node, "num_heads"), _whole(node, "kv_num_heads")
+    if q is None or q.rank != 3 or heads < 1 or groups < 1 or heads % groups or given(inputs, 3) != given(inputs, 4):
+        return None
+    width, parts = q.dims[2].value, heads if k is not None else heads + 2 * groups
+    past = _value(inputs, 3)
+    if not width or width % parts or (past is not None and past.dtype != q.dtype):
+        return None
+    return heads, groups, width // parts
+
+
+def _grouped_lengths() -> list[str]:
+    """Of each text, (B,1): the keys that it has, `ends`, and those of them that were there before, `kept`."""
+    return [
+        *_sizes("fresh", "q", 2),
+        "whole = Reshape (total, one)",
+        "rows = Cast <to: int = 7> (whole)",
+        "rows_number = Squeeze (rows, zero)",
+        _ints("column", -1, 1),
+        "lengths = Reshape (seqlens_k, column)",
+        "last = Cast <to: int = 7> (lengths)",
+        "ends = Add (last, one)",
+        "before = Sub (ends, fresh)",
+        "first_call = Equal (rows, fresh)",
+        "kept = Where (first_call, zero, before)",
+        "counted = Range (begin, fresh_number, step)",
+        "places = Add (kept, counted)",  # (B,S): of the new keys
+    ]
+
+
+def _grouped_positions(told: bool) -> list[str]:
+    """(B,S); of those that are given, ONNX Runtime takes in the first call where they begin."""
+    if not told:
+        return ["positions = Identity (places)"]
+    return [
+        _ints("flat_list", -1),
+        "told_flat = Reshape (position_ids, flat_list)",
+        "told_first = Slice (told_flat, zero, one)",
+        "told_on = Add (told_first, counted)",
+        "positions = Where (first_call, told_on, position_ids)",
+    ]
+
+
+def _grouped_rows(groups: int, size: int) -> list[str]:
+    """For each row of present the one of (past, new, zeros) that lies there, as indices (B,G,T,1)."""
+    return [
+        *_sizes("cached", "past_key", 2),
+        *_sizes("batch", "past_key", 0),
+        "room = Max (cached, rows)",
+        "room_number = Squeeze (room, zero)",
+        "all_rows = Range (begin, room_number, step)",
+        "is_old = Less (all_rows, kept)",
+        "behind = Sub (all_rows, kept)",
+        "is_new = Less (behind, fresh)",
+        "of_new = Add (behind, cached)",
+        "empty = Add (cached, fresh)",
+        "not_old = Where (is_new, of_new, empty)",
+        "row = Where (is_old, all_rows, not_old)",
+        _ints("around", 1, 3),
+        "row_once = Unsqueeze (row, around)",
+        _ints("groups", groups),
+        _ints("size", size),
+        "row_shape = Concat <axis: int = 0> (batch, groups, room, one)",
+        "row_indices = Expand (row_once, row_shape)",
+        "zeros_shape = Concat <axis: int = 0> (batch, groups, one, size)",
+    ]
+
+
+def _grouped_cache(name: str, fresh: str, dtype: DataType, past: bool) -> list[str]:
+    """present_<name>, and `seen_<name>`: as many rows of it as are in use"""
+    if not past:
+        return [f"present_{name} = Identity ({fresh})", f"seen_{name} = Identity ({fresh})"]
+    return [
+        _constant(f"{name}_zero", 0.0, dtype),
+        f"{name}_zeros = Expand ({name}_zero, zeros_shape)",
+        f"{name}_all = Concat <axis: int = 2> (past_{name}, {fresh}, {name}_zeros)",
+        f"present_{name} = GatherND <batch_dims: int = 2> ({name}_all, row_indices)",
+        f"seen_{name} = Slice (present_{name}, zero, rows, two)",
+    ]
+
+
+def _repeated(name: str, heads: int, groups: int, size: int) -> list[str]:
+    """k or v (B,N,T,H): each head of the cache serves as many heads of q"""
+    short = name[0]
+    if heads == groups:
+        return [f"{short} = Identity (seen_{name})"]
+    return [
+        *_sizes(f"{short}_texts", f"seen_{name}", 0),
+        *_sizes(f"{short}_rows", f"seen_{name}", 2),
+        _ints(f"{short}_spread", groups, heads // groups),
+        _ints(f"{short}_heads", heads),
+        _ints(f"{short}_size", size),
+        _ints(f"{short}_groups", groups),
+        f"{short}_apart = Unsqueeze (seen_{name}, two)",
+        f"{short}_wide = Concat <axis: int = 0> ({short}_texts, {short}_spread, {short}_rows, {short}_size)",
+        f"{short}_each = Expand ({short}_apart, {short}_wide)",
+        f"{short}_flat = Concat <axis: int = 0> ({short}_texts, {short}_heads, {short}_rows, {short}_size)",
+        f"{short} = Reshape ({short}_each, {short}_flat)",
+    ]
+
+
+def _grouped_seen(window: int) -> list[str]:
+    """`seen` (B,1,S,T): a query sees the keys up to its own, or the last WINDOW of them; none behind the end of its text"""
+    lines = [
+        "after = Add (places, one)",
+        "up_to = Min (after, ends)",
+        "until = Unsqueeze (up_to, two)",
+        "keys = Range (begin, rows_number, step)",
+        "early = Less (keys, until)",
+    ]
+    if window >= 0:
+        lines += [_ints("window", window), "first = Sub (after, window)", "since = Unsqueeze (first, two)"]
+        lines += ["late = GreaterOrEqual (keys, since)", "in_window = And (early, late)"]
+    return [*lines, f"seen = Unsqueeze ({'in_window' if window >= 0 else 'early'}, one)"]
+
+
+def _grouped_attention(q: str, scale: float, cap: float, dtype: DataType) -> list[str]:
+    """softmax(cap tanh(scale q k^T / cap)) v over the keys that are seen; 0 where none is"""
+    lines, last = _scaled_scores(q, scale, dtype), "scores0"
+    if cap:
+        lines += [_constant("cap", cap, dtype), "capped = Div (scores0, cap)", "bent = Tanh (capped)"]
+        lines.append("scores1 = Mul (bent, cap)")
+        last = "scores1"
+    return [
+        *lines,
+        _constant("nothing", 0.0, dtype),
+        _constant("unseen", -np.inf, dtype),
+        f"chosen = Where (seen, {last}, unseen)",
+        "shares = Softmax <axis: int = -1> (chosen)",
+        "empty_row = IsNaN (shares)",
+        "guarded = Where (empty_row, nothing, shares)",
+        *_weighted("guarded"),
+    ]
+
+
+# --- rotary embedding ---
+
+
 def rotary_embedding(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
     """x (B,S,N*H) or (B,N,S,H), turned by the rows of the tables at its positions: (B,S), or the first one alone"""
     x, positions, cos, _ = (_value(inputs, i) for i in range(4))
@@ -477,5 +668,6 @@ BODIES = {
     ("com.microsoft", "EmbedLayerNormalization"): embed_layer_norm,
     ("com.microsoft", "MultiHeadAttention"): multi_head_attention,
     ("com.microsoft", "Attention"): attention,
+    ("com.microsoft", "GroupQueryAttention"): group_query_attention,
     ("com.microsoft", "RotaryEmbedding"): rotary_embedding,
 }

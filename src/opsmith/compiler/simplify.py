@@ -16,6 +16,7 @@ from opsmith import bounds, ops
 from opsmith.analysis.registry import INFER
 from opsmith.check.inputs import dim_name
 from opsmith.check.origins import made_up_name
+from opsmith.compiler.partition import bodies
 from opsmith.errors import OpsmithError
 from opsmith.rewriter import passes
 
@@ -79,6 +80,39 @@ def name_nodes(graph: ir.Graph) -> None:
             unique, k = f"{name}_{k}", k + 1
         taken.add(unique)
         node.name = unique
+
+
+def name_apart(graph: ir.Graph) -> dict[str, str]:
+    """A value of a body that has the name of one around it, as the outputs of a decoder's two branches have, gets a name of its own.
+
+    Gives new name -> the one it had: passes over a model make names unique, and would do it in the working copy alone.
+    """
+    taken = {v.name for n in ir.traversal.RecursiveGraphIterator(graph) for v in n.outputs} | _own_names(graph)
+    renamed: dict[str, str] = {}
+
+    def rename(inner: ir.Graph, around: set[str | None]) -> None:
+        for value in _own_values(inner):
+            if value.name and value.name in around:
+                name, k = value.name, 2
+                while f"{name}_{k}" in taken:
+                    k += 1
+                value.name = f"{name}_{k}"
+                taken.add(value.name)
+                renamed[value.name] = name
+        for body in [b for n in inner for _, _, b in bodies(n)]:
+            around = around | _own_names(inner)
+            rename(body, around)
+
+    rename(graph, set())
+    return renamed
+
+
+def _own_values(graph: ir.Graph) -> list[ir.Value]:
+    return [*graph.inputs, *list(graph.initializers.values()), *(v for n in graph for v in n.outputs)]
+
+
+def _own_names(graph: ir.Graph) -> set[str | None]:
+    return {v.name for v in _own_values(graph)}
 
 
 def fix_dims(model: ir.Model, shapes: Mapping[str, int | Sequence[int]]) -> None:

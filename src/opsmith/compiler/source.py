@@ -22,7 +22,7 @@ from opsmith.check.inputs import Fixed
 from opsmith.compiler.cache import IN_PLACE, grow_in_place
 from opsmith.compiler.expand import expand
 from opsmith.compiler.partition import Step, analyse_for_compiling, bodies
-from opsmith.compiler.simplify import fix_dims, inline, name_nodes, simplify
+from opsmith.compiler.simplify import fix_dims, inline, name_apart, name_nodes, simplify
 from opsmith.rewriter import COMPILER_RULES, keep_integers, rewrite_model
 from opsmith.store import ModelLike
 
@@ -53,6 +53,7 @@ class Source:
     model: ir.Model
     working: ir.Model
     scopes: list[Scope]  # the main graph first, a body after the graph that holds it
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # value of a body -> its name in the file
 
     @property
     def opset(self) -> int:
@@ -89,6 +90,7 @@ def load(src: ModelLike, shapes: Fixed | None = None) -> ir.Model:
 
 def prepare(model: ir.Model, in_place: bool = True) -> Source:
     """The working copy of MODEL, and what is known of it. IN_PLACE: caches may grow in the caller's memory."""
+    renamed = name_apart(model.graph)
     working = model.clone()
     keep_integers(working)
     # The one rule before the cut: `expand` would write these nodes out as arithmetic behind the convolution.
@@ -96,13 +98,18 @@ def prepare(model: ir.Model, in_place: bool = True) -> Source:
     if in_place:
         grow_in_place(working)
     simplify(working)
-    opset = working.opset_imports.get("", 1)
-    analysis = analyse_for_compiling(working.graph, opset)
-    if expand(working, analysis):
+    scopes = _scopes(model, working)
+    expanded = [expand(s.working, s.analysis) for s in scopes]
+    if any(expanded):
         simplify(working)
-        analysis = analyse_for_compiling(working.graph, opset)
-    main = Scope(model.graph, working.graph, analysis, frozenset())
-    return Source(model, working, [main, *_inner(main, opset)])
+        scopes = _scopes(model, working)
+    return Source(model, working, scopes, renamed)
+
+
+def _scopes(model: ir.Model, working: ir.Model) -> list[Scope]:
+    opset = working.opset_imports.get("", 1)
+    main = Scope(model.graph, working.graph, analyse_for_compiling(working.graph, opset), frozenset())
+    return [main, *_inner(main, opset)]
 
 
 def _inner(outer: Scope, opset: int) -> Iterator[Scope]:

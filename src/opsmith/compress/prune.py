@@ -216,7 +216,7 @@ def _structure(source: Path, method: str) -> tuple[ir.Model, list[Group], list[s
         what = {"heads": "attention heads", "neurons": "MLP neurons"}.get(method, "attention heads or MLP neurons")
         why = f": {refused[0]}" if refused else ""
         raise OpsmithError(
-            f"{source} has no {what} that could be removed{why}", "--method magnitude works on any model"
+            f"{source} has no {what} that could be removed{why}", "--method magnitude works on any model with weights"
         )
     return model, groups, refused
 

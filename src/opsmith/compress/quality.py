@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 
 from opsmith import session, store
 from opsmith.check import inputs as generate
@@ -145,7 +146,7 @@ def calibration_feeds(
 
 def _generated(source: store.ModelLike, model: ir.Model, count: int, one_shape: bool) -> list[Feed]:
     """Random inputs, none larger than what the model is known to run on (a table of 77 positions takes no 128 tokens), and of just
-    that size where it does not run on another."""
+    that size where it does not run on another; where random values do not run either, the one feed that is known to."""
     judged = judged_feed(source)
     judged.required()
     runs = judged.dims
@@ -156,13 +157,17 @@ def _generated(source: store.ModelLike, model: ir.Model, count: int, one_shape: 
     running = session.load(source, optimize=False)
     feeds = []
     for seed, sizes in enumerate(dims):
-        feed = random_inputs(model, sizes, seed=seed, known=judged.ranges)
-        try:
-            session.run(running, feed)
-        except OpsmithError:
-            feed = random_inputs(model, runs, seed=seed, known=judged.ranges)
-        feeds.append(feed)
+        tries = (random_inputs(model, each, seed=seed, known=judged.ranges) for each in (sizes, runs))
+        feeds.append(next((feed for feed in tries if _runs_on(running, feed)), dict(judged.required())))
     return feeds
+
+
+def _runs_on(running: ort.InferenceSession, feed: Feed) -> bool:
+    try:
+        session.run(running, feed)
+    except OpsmithError:
+        return False
+    return True
 
 
 def _read(file: Path, path: Path, model: ir.Model, count: int) -> list[Feed]:

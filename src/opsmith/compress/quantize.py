@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
+from onnx import numpy_helper
 
 from opsmith import progress, session, store
 from opsmith.compress import quality
@@ -48,6 +50,7 @@ _OTHER = {
     "static": "it takes products and convolutions of the main graph; --method fp16 takes every large weight",
 }
 FAR = 0.95  # cosine similarity below which a model no longer gives its source's answers
+OFF = 0.5  # relative error above which it does not, whatever the cosine: one number, doubled, has a cosine of 1
 
 
 SHORT = {"int8": ("weight-only", 8), "int4": ("weight-only", 4)}  # short words for a method and its bits
@@ -78,9 +81,10 @@ class QuantizeResult(Shown):
     def remarks(self) -> list[str]:
         """What speaks against using the result."""
         found = []
-        if self.quality.cosine < FAR:
+        if self.quality.cosine < FAR or self.quality.error > OFF:
             advice = "spare the worst layers with --exclude or --max-error, or take --method weight-only or fp16"
-            found.append(f"the answers are far from the source's (cosine {self.quality.cosine:.3f}): {advice}")
+            how = f"relative error {self.quality.error:.2g}, cosine {self.quality.cosine:.3f}"
+            found.append(f"the answers are far from the source's ({how}): {advice}")
         if self.after >= self.before:
             found.append("the file is not smaller: what was added outweighs the few weights that shrank")
         return found
@@ -340,6 +344,7 @@ def _with_ort(source: Path, target: Path, options: QuantizeOptions, feeds: Seque
     logger = logging.getLogger()
     level = logger.level
     logger.setLevel(logging.ERROR)  # the tool warns on the root logger about every step it would have liked
+    ort.set_default_logger_severity(4)  # and its sessions about initializers that they drop
     try:
         with tempfile.TemporaryDirectory(prefix="opsmith-ort-", dir=target.parent) as folder:
             prepared = Path(folder) / "prepared.onnx"
@@ -348,7 +353,7 @@ def _with_ort(source: Path, target: Path, options: QuantizeOptions, feeds: Seque
             tool.shape_inference.quant_pre_process(
                 str(source), str(prepared), skip_symbolic_shape=True, skip_optimization=external, **where
             )
-            _forget_shapes_of_weights(prepared)
+            skip |= _prepare_for_the_tool(prepared)
             if options.spare:
                 skip |= spared(store.open_model(prepared))  # the tool has given some nodes other names
             settings: dict[str, Any] = {
@@ -378,6 +383,7 @@ def _with_ort(source: Path, target: Path, options: QuantizeOptions, feeds: Seque
         ) from error
     finally:
         logger.setLevel(level)
+        ort.set_default_logger_severity(2)  # warnings, as ONNX Runtime begins with
     _sort_nodes(target)
     return _integer_weights(target), [*left, *(f"{name}: {reason}" for name, reason in skip.items())]
 
@@ -396,15 +402,65 @@ def _sort_nodes(path: Path) -> None:
         path.write_bytes(proto.SerializeToString())
 
 
-def _forget_shapes_of_weights(path: Path) -> None:
-    """The tool turns Gemm into MatMul with a transposed weight, but leaves a shape that was noted for the weight as it was."""
+def _prepare_for_the_tool(path: Path) -> dict[str, str]:
+    """The tool turns Gemm into MatMul with a transposed weight, but leaves a shape that was noted for the weight as it was. It
+    calls the copies of a bias that several layers share bias1, bias2 ..., whether or not another value has that name. And it
+    reads one element of a bias per channel of the weight. Answers the nodes that it cannot take, and why."""
     proto = store.read_proto(path)
+    left = _make_biases_rows(proto.graph, path.parent)
+    _rename_weights(proto.graph)
     weights = {tensor.name for tensor in proto.graph.initializer}
     noted = [info for info in proto.graph.value_info if info.name not in weights]
-    if len(noted) < len(proto.graph.value_info):
-        del proto.graph.value_info[:]
-        proto.graph.value_info.extend(noted)
-        path.write_bytes(proto.SerializeToString())
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(noted)
+    path.write_bytes(proto.SerializeToString())
+    return left
+
+
+def _make_biases_rows(graph: onnx.GraphProto, folder: Path) -> dict[str, str]:
+    """C (), (1), (1,1) or (1,N) of a Gemm -> (N); a Gemm whose C has rows of its own is left alone."""
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    left = {}
+    for node in graph.node:
+        if node.op_type != "Gemm" or len(node.input) < 3 or not {node.input[1], node.input[2]} <= weights.keys():
+            continue
+        transposed = any(a.name == "transB" and a.i for a in node.attribute)
+        columns, bias = weights[node.input[1]].dims[0 if transposed else 1], weights[node.input[2]]
+        if list(bias.dims) == [columns]:
+            continue
+        if bias.dims[-1:] not in ([], [1], [columns]) or any(size != 1 for size in bias.dims[:-1]):
+            left[node.name] = "its bias differs from row to row"
+            continue
+        name = f"{node.name or node.output[0]}_{bias.name}_row"
+        row = np.broadcast_to(numpy_helper.to_array(bias, str(folder)).reshape(-1), (columns,))
+        graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(row), name))
+        node.input[2] = name
+    return left
+
+
+def _rename_weights(graph: onnx.GraphProto) -> None:
+    """No other name is that of a weight with a number behind it."""
+    names = {v.name for v in (*graph.input, *graph.initializer)} | {name for node in graph.node for name in node.output}
+    taken = {name[:end] for name in names for end in range(len(name.rstrip("0123456789")), len(name))}
+    interface = {v.name for v in (*graph.input, *graph.output)}
+    new: dict[str, str] = {}
+    for tensor in graph.initializer:
+        if tensor.name in taken - interface:
+            new[tensor.name] = f"{tensor.name}_weight"
+            while new[tensor.name] in names | taken:
+                new[tensor.name] += "_"
+            tensor.name = new[tensor.name]
+    _rename_read(graph, new)
+
+
+def _rename_read(graph: onnx.GraphProto, new: Mapping[str, str]) -> None:
+    """NEW names of what is read, in branches and loops too, which have no values of the old names in a valid model."""
+    for node in graph.node:
+        for i, name in enumerate(node.input):
+            node.input[i] = new.get(name, name)
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _rename_read(attribute.g, new)
 
 
 def _most_common_shape(feeds: Sequence[Feed]) -> list[Feed]:

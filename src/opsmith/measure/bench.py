@@ -126,7 +126,7 @@ class BenchResult(Shown):
 
     def to_csv(self) -> str:
         lines = io.StringIO()
-        writer = csv.writer(lines)
+        writer = csv.writer(lines, lineterminator="\n")
         writer.writerow(_COLUMNS)
         for e in self.entries:
             gain = [e.speedup.value, e.speedup.low, e.speedup.high]

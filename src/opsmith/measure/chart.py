@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from opsmith.errors import OpsmithError
 from opsmith.measure.bench import BenchResult, Entry
-from opsmith.measure.units import faster
+from opsmith.measure.units import counted, faster
 
 _INK, _SOFT, _GRID, _PAPER = "#1d2733", "#5b6b7c", "#e3e8ee", "#ffffff"
 _BARS = ("#8796a8", "#d9622b", "#2f7d95", "#6a994e", "#9b5094", "#b8860b")
@@ -36,7 +36,7 @@ def _draw(result: BenchResult) -> Image.Image:
     image = Image.new("RGB", (width, height), _PAPER)
     pen = ImageDraw.Draw(image)
     pen.text((20 * _SCALE, 16 * _SCALE), "Time of one run", _INK, big)
-    about = f"{result.cpu}, {result.threads} threads, inputs {result.inputs_from}"
+    about = f"{result.cpu}, {counted(result.threads, 'thread')}, inputs {result.inputs_from}"
     pen.text((20 * _SCALE, 42 * _SCALE), about + ("" if result.clean else ", machine was busy"), _SOFT, small)
 
     largest = max(min(e.run.p95, 2 * e.run.median) for e in result.entries)

@@ -36,7 +36,7 @@ class OpRow:
     op: str
     count: int
     us: float
-    share: float  # of the latency
+    share: float  # of the latency (`Profile.whole_us`)
     flops: int | None
     bytes: int | None
     roofline: float | None  # least possible time over measured time: 1.0 means nothing is left to gain
@@ -70,6 +70,11 @@ class Profile:
         return sum(row.us for row in self.rows)
 
     @property
+    def whole_us(self) -> float:
+        """What shares are of: the latency, or all kernels where the profiler's own cost makes them longer than that."""
+        return max(self.latency_us, self.kernels_us)
+
+    @property
     def between_us(self) -> float:
         """What the latency holds beyond them: ONNX Runtime's own work from node to node."""
         return self.latency_us - self.kernels_us
@@ -95,7 +100,7 @@ class Profile:
             # Per node, then weighted by time: a mix of small and large nodes is not one big node.
             share = None if None in least or not us else sum((x or 0) * r.us for x, r in zip(least, rows)) / us
             count = sum(r.count for r in rows)
-            found.append(OpRow(op, count, us, us / self.latency_us, counted, moved, share))
+            found.append(OpRow(op, count, us, us / self.whole_us, counted, moved, share))
         return sorted(found, key=lambda r: -r.us)
 
     def to_dict(self) -> dict[str, Any]:

@@ -20,6 +20,11 @@ def size(count: float) -> str:
     return f"{count:.3g} GB"
 
 
+def counted(number: int, noun: str) -> str:
+    """1 thread, 2 threads"""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def faster(ratio: float) -> str:
     """Time before over time after, with the word: 1.28 -> 1.28x faster, 0.9 -> 0.90x: slower."""
     shown = f"{ratio:.2f}x"

@@ -58,7 +58,8 @@ def ready(model: store.PathLike) -> Path:
     lines = explain_session(model)
     if not _natively(lines):
         why = lines[0].removeprefix("Opsmith: ") if lines else "nothing of it was worth compiling"
-        raise OpsmithError(f"{model} would run on ONNX Runtime alone: {why}", f"opsmith compile {model} --ep")
+        again = "" if lines else " --regions all"
+        raise OpsmithError(f"{model} would run on ONNX Runtime alone: {why}", f"opsmith compile {model} --ep{again}")
     return library()
 
 

@@ -153,10 +153,11 @@ class Site:
     # --- finishing ---------------------------------------------------------------------------------------
 
     def check_taken(self) -> None:
-        """Refuse the match if a taken node's result is needed outside of it."""
+        """Refuse the match if a taken node's result is needed outside of it, or if it belongs to another graph."""
         replaced = {old for old, _ in self.replacements}
         taken = set(self.taken)
         for node in self.taken:
+            self.need(node.graph is self.graph, "it reaches into the body of an If or Loop, or out of it", node)
             for value in node.outputs:
                 if value in replaced:
                     continue

@@ -27,7 +27,8 @@ from opsmith.timing.worker import Worker
 
 WARM_UP = 3
 SLOW_RUN = 1.25  # runs that took this many times the median were disturbed
-MOST_EVENTS = 400_000  # ONNX Runtime keeps one million events at most
+MOST_EVENTS = 200_000  # of a trace: a kilobyte each while ONNX Runtime holds them; it keeps one million at most
+LEAST_US = 1.0  # that a node takes, with what the runtime does around it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,9 +110,8 @@ def _run(order: Mapping[str, Any], label: str, work: Path, iterations: int | Non
             worker.ask("load", settings=extra, **order)
             worker.ask("first")
         once = statistics.median(plain.ask("turn", runs=3, warm=WARM_UP)["seconds"])
-        nodes = len(store.read_proto(optimized).graph.node)
         count = iterations or max(8, min(100, int(budget / max(once, 1e-6))))
-        count = max(1, min(count, MOST_EVENTS // max(nodes, 1)))
+        count = max(1, min(count, MOST_EVENTS // _events(store.read_proto(optimized).graph, once)))
         traced.ask("turn", runs=WARM_UP, warm=0)
         skipped = counters.stat().st_size if counters.exists() else 0
         seconds: list[float] = []
@@ -121,6 +121,13 @@ def _run(order: Mapping[str, Any], label: str, work: Path, iterations: int | Non
         source = Path(traced.ask("trace")["trace"])
     kernels = counters.read_bytes()[skipped:].decode() if counters.exists() else ""
     return _Runs(count, seconds, source, kernels)
+
+
+def _events(graph: onnx.GraphProto, seconds: float) -> int:
+    """How many nodes one run that takes this long may run: with a loop in it, as many as it has time for."""
+    if any(node.op_type in ("Loop", "Scan", "SequenceMap") for node in graph.node):
+        return max(len(graph.node), int(seconds * 1e6 / LEAST_US), 1)
+    return max(len(graph.node), 1)
 
 
 def _split(total: int, parts: int) -> list[int]:

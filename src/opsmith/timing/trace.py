@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from opsmith.errors import OpsmithError
 
 _WITH_SUBGRAPHS = {"If", "Loop", "Scan", "SequenceMap"}
+_ARGUMENTS = ("op_name", "node_index", "provider", "output_type_shape", "activation_size")
 _BYTES = {"bool": 1, "float16": 2, "bfloat16": 2, "float": 4, "double": 8}
 _BYTES |= {f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)}
 
@@ -44,12 +46,14 @@ class Run:
 
 def read_runs(path: Path) -> list[Run]:
     """The runs of a profile in order, each with its node events."""
-    try:
-        events = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise OpsmithError(f"{path} is not a profile of ONNX Runtime: {error}") from error
-    whole = sorted((e for e in events if e.get("name") == "model_run"), key=lambda e: e["ts"])
-    nodes = sorted((e for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")), key=_start)
+    whole, nodes = [], []
+    for event in _read_events(path):
+        if event.get("name") == "model_run":
+            whole.append(event)
+        elif event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            nodes.append(event)
+    whole.sort(key=_start)
+    nodes.sort(key=_start)
     runs, at = [], 0
     for run in whole:
         end = run["ts"] + run["dur"]
@@ -60,6 +64,20 @@ def read_runs(path: Path) -> list[Run]:
             at += 1
         runs.append(Run(run["ts"], run["dur"], tuple(_exclusive(inside))))
     return runs
+
+
+def _read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Each event has a line of its own: hundreds of megabytes are never held at once, and what no row shows is dropped."""
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if text := line.strip().strip("[],"):
+                try:
+                    event = json.loads(text)
+                except ValueError as error:
+                    raise OpsmithError(f"{path} is not a profile of ONNX Runtime: {error}") from error
+                arguments = event.get("args", {})
+                event["args"] = {name: arguments[name] for name in _ARGUMENTS if name in arguments}
+                yield event
 
 
 def _start(event: dict[str, Any]) -> tuple[int, int]:

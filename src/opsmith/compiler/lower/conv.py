@@ -16,7 +16,7 @@ from opsmith.analysis.values import FLOATS, Array, Constant, DataType
 from opsmith.analysis.window import ImageWindow, image_window, is_plain, transposed_image_window
 from opsmith.compiler import pack, winograd
 from opsmith.compiler.geometry import InstructionSet
-from opsmith.compiler.kernel import EPILOGUE, SPACE, Kernel, Space, Struct, read, struct, write
+from opsmith.compiler.kernel import EPILOGUE, SPACE, Kernel, Micro, Space, Struct, read, struct, write
 from opsmith.compiler.lower import int8, window
 from opsmith.compiler.lower.builder import Builder
 from opsmith.compiler.lower.fuse import Extra, Group, anchored, lower_rest
@@ -97,7 +97,13 @@ class Algorithm:
         return [f"winograd F({tile}x{tile},3x3){stride}{in_bf16}"]
 
 
-def _kernel(name: str, header: str, comment: str, second: bool = False, templated: bool = False) -> Kernel:
+PLAIN, PAIRS = Micro("x", "weights"), Micro("x", "bf16x2")
+OF_WINOGRAD = (Micro("float", "weights"), Micro("float", "weights", blocked=True))
+
+
+def _kernel(
+    name: str, header: str, comment: str, *micros: Micro, second: bool = False, templated: bool = False
+) -> Kernel:
     weights = [read("weights"), *([read("direct")] if second else [])]
     return Kernel(
         name,
@@ -105,6 +111,7 @@ def _kernel(name: str, header: str, comment: str, second: bool = False, template
         [struct("shape", CONV_SHAPE), read("x"), *weights, write("y"), SPACE, EPILOGUE],
         comment,
         Space(f"{name}_workspace", ("shape",), templated=second or templated),
+        micros=micros,
     )
 
 
@@ -167,7 +174,7 @@ def _joint_elements(conv: Convolution, isa: InstructionSet) -> int:
 
 def _winograd(name: str, way: Way) -> Algorithm:
     return Algorithm(
-        _kernel(name, "winograd.hpp", f"3x3 convolution by Winograd F({way.tile}x{way.tile},3x3)"),
+        _kernel(name, "winograd.hpp", f"3x3 convolution by Winograd F({way.tile}x{way.tile},3x3)", *OF_WINOGRAD),
         lambda conv, isa: way.filters**2 * conv.weights.dims[1] * isa.padded(conv.weights.dims[0]),
         lambda w, conv, isa: pack.pack_winograd(w, way, isa),
         way,
@@ -175,13 +182,13 @@ def _winograd(name: str, way: Way) -> Algorithm:
 
 
 DIRECT = Algorithm(
-    _kernel("conv2d", "conv.hpp", "convolution as an implicit matrix product"),
+    _kernel("conv2d", "conv.hpp", "convolution as an implicit matrix product", PLAIN),
     _gemm_elements,
     lambda w, conv, isa: pack.pack_conv2d(w, conv.groups, isa),
     reads_half=True,
 )
 DIRECT_BF16 = Algorithm(
-    _kernel("conv2d_bf16", "conv.hpp", "convolution as an implicit matrix product in bf16"),
+    _kernel("conv2d_bf16", "conv.hpp", "convolution as an implicit matrix product in bf16", PAIRS),
     lambda conv, isa: conv.groups * _pairs(conv) * isa.padded(conv.weights.dims[0] // conv.groups),
     lambda w, conv, isa: pack.pack_conv_pairs(w, conv.groups, isa),
     precision=BF16,
@@ -214,7 +221,7 @@ DEPTHWISE_TRANSPOSED = Algorithm(
     DEPTHWISE.pack,
 )
 TRANSPOSED = Algorithm(
-    _kernel("conv2d_transposed", "conv_transpose.hpp", "transposed convolution, phase by phase"),
+    _kernel("conv2d_transposed", "conv_transpose.hpp", "transposed convolution, phase by phase", PLAIN),
     _gemm_elements,
     _pack_transposed,
 )
@@ -229,7 +236,10 @@ PLANNED = {
     name: _winograd(name, way) for name, way in WAYS.items()
 }  # what `plan_algorithms` chooses from; everything else is direct
 # small images go the direct way, which needs its own weights
-BY_SIZE = {a.name: _kernel("conv2d_by_size", "winograd.hpp", a.kernel.comment, second=True) for a in PLANNED.values()}
+BY_SIZE = {
+    a.name: _kernel("conv2d_by_size", "winograd.hpp", a.kernel.comment, *OF_WINOGRAD, Micro("x", "direct"), second=True)
+    for a in PLANNED.values()
+}
 
 
 @anchors("Conv")

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -23,9 +24,10 @@ from onnxscript import optimizer
 
 from opsmith.analysis.control import gathered_perhaps
 from opsmith.errors import OpsmithError
-from opsmith.rewriter.passes import opsets, shapes, small_rules, weights
+from opsmith.rewriter.passes import invariants, opsets, shapes, small_rules, weights
 from opsmith.rewriter.rule import DOMAIN, tensor_of
 
+NEWEST_SPLIT, AXES_AS_INPUT = 18, 13  # the opsets of Split with `num_outputs`, and of Unsqueeze with axes as an input
 FOLD_LIMIT = 64 * 1024  # elements; a larger result would copy weights into memory
 _FOLD_ROUNDS = 16  # far more than are ever needed: each makes a constant out of one more layer of nodes
 
@@ -42,7 +44,7 @@ def simplify(model: ir.Model, raise_opset: bool = False) -> None:
     fold(model)
     weights.transpose_lazily(model)
     for _ in range(2):
-        common.RemoveUnusedNodesPass()(model)
+        remove_unused(model)
         if not shapes.infer(model):
             break
         fold(model)
@@ -51,12 +53,14 @@ def simplify(model: ir.Model, raise_opset: bool = False) -> None:
 
 def fold(model: ir.Model) -> None:
     """Constant folding and onnxscript's small rules, until nothing changes."""
+    invariants.read_invariants_outside(model)
     cannot: set[ir.Node] = set()  # nodes at which the folder gave up: it lacks an implementation of their op
     last: list[ir.Node] = []
+    opset = model.opset_imports.get("", 1)
 
     def should_fold(node: ir.Node) -> bool | None:
         last[:] = [node]
-        return False if node in cannot or node.op_type == "Einsum" or _backwards(node) else _should_fold(node)
+        return False if node in cannot or _read_otherwise(node, opset) else _should_fold(node)
 
     folding = _Folding(
         shape_inference=True, input_size_limit=FOLD_LIMIT, output_size_limit=FOLD_LIMIT, should_fold=should_fold
@@ -73,9 +77,19 @@ def fold(model: ir.Model) -> None:
                 continue
             _refuse_negative_sizes(model)
             _plain_constants(model)
-            common.RemoveUnusedNodesPass()(model)
+            remove_unused(model)
             if not small_rules.apply(model) and not changed:
                 break
+
+
+def _read_otherwise(node: ir.Node, opset: int) -> bool:
+    """Whether the folder takes a node for something else than ONNX Runtime does."""
+    if node.op_type == "Squeeze" and len(node.inputs) > 1:
+        axes = tensor_of(node.inputs[1])
+        return axes is not None and axes.size == 0  # by no axes: ONNX Runtime drops all of size 1
+    return (
+        draws(node) or node.op_type in _NEVER or (node.op_type in _OF_ROWS and opset < _ROWS_BEFORE) or _backwards(node)
+    )
 
 
 def _backwards(node: ir.Node) -> bool:
@@ -91,8 +105,25 @@ def _backwards(node: ir.Node) -> bool:
 
 
 class _Folding(optimizer._constant_folding.FoldConstantsPass):  # type: ignore[misc]
-    """ONNX's inference aborts the process on a Slice of a negative size, takes it that every loop runs, and that no operand of an
+    """The folder itself takes what shape arithmetic computes for sizes, which are never negative, and writes nodes of a newer opset.
+
+    ONNX's inference aborts the process on a Slice of a negative size, takes it that every loop runs, and that no operand of an
     Einsum is stretched."""
+
+    def process_node(self, node: ir.Node, is_function: bool) -> Any:
+        if self._misread(node):
+            self._do_inference(node)
+            return None
+        if node.op_type == "SplitToSequence" and len(node.inputs) > 1 and node.inputs[1] is not None:
+            node.attributes.pop("keepdims", None)  # which then means nothing; the folder heeds it
+        return super().process_node(node, is_function)
+
+    def _misread(self, node: ir.Node) -> bool:
+        opset = self._opset_imports.get(node.domain, 0)
+        if node.op_type == "Abs":
+            return node.inputs[0] is None or node.inputs[0].const_value is None
+        newer = {"SplitToSequence": NEWEST_SPLIT, "ConcatFromSequence": AXES_AS_INPUT}
+        return bool(opset < newer.get(node.op_type, 0))
 
     def _do_inference(self, node: ir.Node) -> None:
         if node.op_type != "Slice" or not any(_negative(value) for value in node.inputs):
@@ -127,9 +158,14 @@ def _plain_constants(model: ir.Model) -> None:
 def defaults_hidden(model: ir.Model) -> Iterator[None]:
     """Inputs with a default value are no constants: a caller may override them. onnxscript takes them for constants.
 
-    Outputs have their names again at the end: a rule may find that one is an input, or another value.
+    Outputs have their names again at the end: a rule may find that one is an input, or another value. The sizes that they declare
+    are no facts either: ONNX Runtime goes on with a warning where they are wrong, as [1, 10] of any number of rows.
     """
     names = [value.name for value in model.graph.outputs]
+    said = [value.shape for value in model.graph.outputs]
+    for value in model.graph.outputs:
+        if value.shape is not None and value.producer() is not None:
+            value.shape = ir.Shape([None if isinstance(d, int) else d for d in value.shape])
     held = model.graph.initializers
     defaults = {v.name: v.const_value for v in model.graph.inputs if v.const_value is not None and v.name in held}
     for value in model.graph.inputs:
@@ -146,6 +182,9 @@ def defaults_hidden(model: ir.Model) -> Iterator[None]:
         if [value.name for value in model.graph.outputs] != names:
             own_outputs(model.graph, names)
             common.NameFixPass()(model)
+        for value, shape in zip(model.graph.outputs, said):
+            if shape is not None and value.producer() is not None:
+                value.shape = shape
 
 
 @contextlib.contextmanager
@@ -175,14 +214,26 @@ def without_maps(model: ir.Model) -> Iterator[None]:
             node.op_type = "ZipMap"
 
 
+def remove_unused(model: ir.Model) -> None:
+    """Drop nodes and weights that nobody reads: the bodies of an If or Loop that is gone count as readers no more."""
+    graphs = [model.graph, *(f.graph for f in model.functions.values())]
+    live = {node for graph in graphs for node in graph.all_nodes()}
+    values = [v for graph in graphs for v in (*graph.inputs, *graph.initializers.values())]
+    for value in (*values, *(v for node in live for v in node.outputs)):
+        for user, index in list(value.uses()):
+            if user not in live:
+                user.replace_input_with(index, None)
+    common.RemoveUnusedNodesPass()(model)
+
+
 def tidy(model: ir.Model) -> None:
     """Merge equal constants and equal computations, drop what nobody reads, make names unique."""
     names = [value.name for value in model.graph.outputs]
     for one in (
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         common.DeduplicateInitializersPass(),
-        common.CommonSubexpressionEliminationPass(),
-        common.RemoveUnusedNodesPass(),
+        _merge_equal_nodes,
+        remove_unused,
         common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
         common.RemoveUnusedOpsetsPass(),
     ):
@@ -191,6 +242,34 @@ def tidy(model: ir.Model) -> None:
     own_outputs(model.graph, names)
     with quiet():
         common.NameFixPass()(model)
+
+
+# What two equal nodes of answer differently: they draw random numbers.
+_DRAW = {
+    *("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+    *("BiasDropout", "BitmaskBiasDropout", "BitmaskDropout", "Sampling"),  # com.microsoft
+}
+_KNOWN_DOMAINS = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN}
+
+
+def draws(node: ir.Node) -> bool:
+    """Whether a node may answer otherwise the next time. Of domains that are not known here all may."""
+    return node.op_type in _DRAW or node.domain not in _KNOWN_DOMAINS
+
+
+def _merge_equal_nodes(model: ir.Model) -> None:
+    """CSE; nodes that draw random numbers carry a number meanwhile, so that no two are equal."""
+    drawing = [node for node in model.graph if draws(node)]
+    for i, node in enumerate(drawing):
+        node.attributes[_DRAW_NUMBER] = ir.AttrInt64(_DRAW_NUMBER, i)
+    try:
+        common.CommonSubexpressionEliminationPass()(model)
+    finally:
+        for node in drawing:
+            del node.attributes[_DRAW_NUMBER]
+
+
+_DRAW_NUMBER = "opsmith_draw"
 
 
 def own_outputs(graph: ir.Graph, names: Sequence[str | None]) -> None:
@@ -236,12 +315,57 @@ def _largest_attribute(node: ir.Node) -> int:
     return max((abs(n) for some in numbers for n in some if isinstance(n, int)), default=0)
 
 
-# What onnx's reference implementation computes in loops of Python, or with more work than elements. Einsum is never folded:
-# its work is the product of all its labels.
+# Never folded: onnx's reference implementation, which the folder computes with, takes some attributes, defaults and opsets of these
+# for something else than ONNX Runtime does (a MaxPool with SAME padding, a BatchNormalization with a momentum). Models have no
+# constants that go through them. The work of an Einsum is the product of all its labels.
+_NEVER = {
+    *(
+        "AveragePool",
+        "LpPool",
+        "MaxPool",
+        "MaxRoiPool",
+        "MaxUnpool",
+        "GlobalAveragePool",
+        "GlobalLpPool",
+        "GlobalMaxPool",
+    ),
+    *(
+        "Conv",
+        "ConvInteger",
+        "ConvTranspose",
+        "DeformConv",
+        "QLinearConv",
+        "Col2Im",
+        "RoiAlign",
+        "GridSample",
+        "AffineGrid",
+    ),
+    *(
+        "Resize",
+        "Upsample",
+        "CenterCropPad",
+        "BatchNormalization",
+        "InstanceNormalization",
+        "GroupNormalization",
+        "LRN",
+    ),
+    *("LayerNormalization", "RMSNormalization", "LpNormalization", "MeanVarianceNormalization", "GRU", "LSTM", "RNN"),
+    *(
+        "Attention",
+        "RotaryEmbedding",
+        "Einsum",
+        "NegativeLogLikelihoodLoss",
+        "SoftmaxCrossEntropyLoss",
+        "NonMaxSuppression",
+    ),
+    *("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix", "DFT", "STFT", "TfIdfVectorizer", "Unique"),
+}
+_ROWS_BEFORE = 13  # before this opset a row of these is all dims from the axis on, which the reference does not know
+_OF_ROWS = {"Softmax", "LogSoftmax", "Hardmax"}
+
+# What it computes in loops of Python, or with more work than elements.
 SLOW_LIMIT = 1024
 _SLOW = {
-    *("AveragePool", "Col2Im", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "DFT", "GRU", "GridSample", "LRN"),
-    *("LSTM", "LpPool", "MaxPool", "MaxRoiPool", "MaxUnpool", "NonMaxSuppression", "QLinearConv", "RNN", "Resize"),
-    *("RoiAlign", "STFT", "TfIdfVectorizer", "Unique", "Upsample", "MatMul", "Gemm", "MatMulInteger", "QLinearMatMul"),
-    *("CumSum", "Det", "ScatterND", "ScatterElements", "GatherND", "GatherElements", "TopK", "AffineGrid", "Attention"),
+    *("MatMul", "Gemm", "MatMulInteger", "QLinearMatMul", "CumSum", "Det", "ScatterND", "ScatterElements", "GatherND"),
+    *("GatherElements", "TopK"),
 }

@@ -4,8 +4,11 @@ onnx's converter does most of it. Operators whose meaning changed and that it pa
   (1) Hardmax before opset 13    the dims from `axis` on are one row  ->  Flatten, Hardmax over the last axis, Reshape
   (2) Resize before opset 11     positions are asymmetric, nearest rounds down, or up where the image shrinks; the defaults are others since
   (3) Upsample before opset 10   becomes such a Resize
-  (4) Split before opset 18      of an axis shorter than its parts, an empty one, which `num_outputs` refuses: the sizes are an input
-A Scan before opset 9 has a batch of its own, which the converter takes from the model's inputs: such a model stays as it is.
+  (4) Pad and Clip before 11     the numbers that were attributes become floats, whatever the type of the operand
+  (5) Split before opset 18      of an axis shorter than its parts, an empty one, which `num_outputs` refuses: the sizes are an input
+A model stays as it is if it has a Scan before opset 9, which has a batch of its own that the converter takes from the model's inputs,
+a BatchNormalization before opset 9 with statistics per pixel, or a Dropout before opset 12 whose mask is read: there it is all 0 in
+ONNX Runtime, later all 1.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ NEW = 18  # what an older model is raised to
 def raise_opset(model: ir.Model) -> None:
     """Convert an old model. A model that cannot be converted stays as it is: rules that need a newer opset say so."""
     old = model.opset_imports.get("", OLDEST)
-    if old >= OLDEST or (old < 9 and any(n.op_type == "Scan" for n in model.graph.all_nodes())):
+    if old >= OLDEST or any(_cannot_be_raised(node, old) for node in model.graph.all_nodes()):
         return
     converted = model.clone()  # the converter stops half-way when it fails
     if old < 13:
@@ -37,14 +40,31 @@ def raise_opset(model: ir.Model) -> None:
         return
     if converted.opset_imports.get("") != NEW:
         return
-    _sizes_of_parts(converted)  # (4)
+    _sizes_of_parts(converted)  # (5)
     if old < 13:
         _empty_rows(converted)
-    if old < 11 and not _old_positions(converted):  # (2) (3)
-        return
+    if old < 11:
+        _numbers_of_its_type(converted)  # (4)
+        if not _old_positions(converted):  # (2) (3)
+            return
+    _forget_shapes(converted, model)
     model.graph = converted.graph
     model.functions.clear()
     model.functions.update(converted.functions)
+
+
+def _forget_shapes(converted: ir.Model, model: ir.Model) -> None:
+    """Those that the converter inferred: ONNX takes it that no operand of an Einsum is stretched and that every loop runs."""
+    said = {v.name: v.shape for n in model.graph.all_nodes() for v in n.outputs if v.name and v.shape is not None}
+    for node in converted.graph.all_nodes():
+        for value in node.outputs:
+            value.shape = said.get(value.name or "")
+
+
+def _cannot_be_raised(node: ir.Node, opset: int) -> bool:
+    if node.op_type == "Dropout":
+        return opset < 12 and any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
+    return opset < 9 and (node.op_type == "Scan" or attribute(node, "spatial", 1) == 0)
 
 
 def _rows_of_hardmax(model: ir.Model) -> None:
@@ -75,6 +95,19 @@ def _empty_rows(model: ir.Model) -> None:
             flat = rows.inputs[0].producer() if rows.inputs and rows.inputs[0] is not None else None
             if rows.op_type in ("Softmax", "LogSoftmax", "Hardmax") and flat is not None and flat.op_type == "Flatten":
                 node.attributes["allowzero"] = ir.AttrInt64("allowzero", 1)
+
+
+def _numbers_of_its_type(model: ir.Model) -> None:
+    for node in [n for n in model.graph.all_nodes() if n.op_type in ("Pad", "Clip") and n.domain in ("", "ai.onnx")]:
+        x = node.inputs[0] if node.inputs else None
+        if node.op_type == "Pad":
+            node.attributes.pop("value", None)  # which the converter leaves where the mode has no use for it
+        for i in (2,) if node.op_type == "Pad" else (1, 2):
+            number = node.inputs[i] if i < len(node.inputs) else None
+            if x is not None and number is not None and number.dtype != x.dtype and node.graph is not None:
+                cast = ir.Node("", "CastLike", [number, x])
+                node.graph.insert_before(node, cast)
+                node.replace_input_with(i, cast.outputs[0])
 
 
 def _sizes_of_parts(model: ir.Model) -> None:

@@ -11,6 +11,7 @@ in which equal sizes have equal names, which the rules rely on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,11 +23,12 @@ from opsmith.sizes import Size, names, parse, spell
 
 
 def infer(model: ir.Model) -> bool:
-    """Fold what the sizes make constant, name all dimensions of the main graph. True if it changed nodes."""
+    """Fold what the sizes make constant, also in branches; name all dimensions of the main graph. True if it changed nodes."""
     graph = model.graph
-    analysed = analyse(graph, model.opset_imports.get("", 1), trust_declared=True).facts
+    opset = model.opset_imports.get("", 1)
+    analysed = analyse(graph, opset, trust_declared=True).facts
     facts = {value: fact for value, fact in analysed.items() if not fact.squeezed}  # which has no shape to write
-    changed = False
+    changed = _fold_in_branches(graph, analysed, opset)
     for node in list(graph):
         if is_op(node, "Reshape", "Expand") and _drop(node, facts):
             changed = True
@@ -34,6 +36,18 @@ def infer(model: ir.Model) -> bool:
             changed |= _constant_target(node, facts)
     changed |= _fold(graph, facts)
     _write_shapes(graph, facts)
+    return changed
+
+
+def _fold_in_branches(graph: ir.Graph, outer: Facts, opset: int, prefix: str = "") -> bool:
+    """(1) in the branches of If. What a loop carries may have another shape than its body declares: nothing is known there."""
+    changed = False
+    for node in list(graph):
+        for name in ("then_branch", "else_branch") if is_op(node, "If") else ():
+            branch, inner = node.attributes[name].as_graph(), f"{prefix}{name_of(node.outputs[0])}_{name}_"
+            facts = analyse(branch, opset, outer, re.sub(r"\W", "_", inner)).facts
+            changed |= _fold_in_branches(branch, facts, opset, inner)
+            changed |= _fold(branch, facts)
     return changed
 
 

@@ -71,6 +71,19 @@ def vector_operand(site: Site, value: ir.Value, op_type: str, x: ir.Value) -> tu
     return vector, node.outputs[0]
 
 
+def need_independent(site: Site, add: ir.Node, *operands: ir.Value | None) -> None:
+    """Scale and bias must not be computed from the sum that they are to be given along with."""
+    seen: set[ir.Node] = set()
+    todo = [v.producer() for v in operands if v is not None]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        site.need(node is not add, "scale or bias depends on the sum")
+        seen.add(node)
+        todo += [v.producer() for v in node.inputs if v is not None]
+
+
 def is_last_axis(axis: int, x: ir.Value) -> bool:
     rank = rank_of(x)
     return axis == -1 or (rank is not None and axis == rank - 1)

@@ -283,6 +283,8 @@ def _check_sizes(site: Site, q: ir.Value, k: ir.Value, v: ir.Value) -> None:
     for name, other in (("k", k), ("v", v)):
         for axis in range((rank_of(q) or 2) - 2):
             mine, theirs = size_of(q, axis), size_of(other, axis)
+            batch = axis == 0 and (mine == 1) != (theirs == 1)
+            site.need(not batch, f"q or {name} is broadcast over dimension {axis}")
             if not isinstance(mine, int) or not isinstance(theirs, int) or mine == theirs:
                 continue
             heads = axis == 1

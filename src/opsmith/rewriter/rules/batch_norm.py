@@ -29,6 +29,8 @@ def batch_norm(site: Site) -> None:
     value = input_of(conv, 1)
     site.need(value is not None and len(distinct_users(value)) == 1, "the weight has other readers", conv)
     scale, shift, mean, variance = (np.asarray(s.numpy(), np.float64) for s in statistics if s is not None)
+    channels = all(s.shape == (weight.shape[0],) for s in (scale, shift, mean, variance))
+    site.need(channels, "its statistics are not one per channel")
     factor = scale / np.sqrt(variance + float(attribute(site.root, "epsilon", 1e-5)))
     before = np.zeros_like(mean) if bias is None else np.asarray(bias.numpy(), np.float64)
     dtype = weight.dtype.numpy()

@@ -29,7 +29,7 @@ def _halves_by_split(site: Site, split: ir.Node, hidden: ir.Value, gate: ir.Valu
     assert x is not None
     site.take(split)
     site.need(len(split.outputs) == 2, f"Split into {len(split.outputs)} parts", split)
-    parts = ints_of(input_of(split, 1))
+    parts = attribute(split, "split") or ints_of(input_of(split, 1))
     site.need(parts is None or parts[0] == parts[1], "Split into unequal parts", split)
     if parts is None:
         site.need(input_of(split, 1) is None, "the parts of the Split are computed", split)

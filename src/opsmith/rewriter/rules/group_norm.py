@@ -5,6 +5,8 @@ Cases:
   (2) the scale and bias of the InstanceNormalization are all ones and zeros; any other would be per group;
   (3) the same with mean and variance written out by ReduceMean over the last dimension of (N,groups,-1);
   (4) GroupNormalization of opset 21.
+
+Not in double precision, for which ONNX Runtime has no InstanceNormalization, of which GroupNorm's body is made.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from opsmith.rewriter.rules._norms import mean_of_last, normalised, square_of
     makes=("opsmith.GroupNorm",),
 )
 def group_norm(site: Site) -> None:
+    x = input_of(site.root, 0)
+    site.need(x is not None and x.dtype != ir.DataType.DOUBLE, "group norms are in single precision")
     if is_op(site.root, "GroupNormalization"):
         _from_standard_op(site)
         return

@@ -103,7 +103,8 @@ def epilogue(site: Site, name: str, value: ir.Value) -> tuple[str, list[ir.Value
 
 def activation_of(node: ir.Node) -> str | None:
     """The name of an activation that the epilogue functions know."""
+    approximate = node.domain in ("", "ai.onnx") and attribute(node, "approximate", "none") != "none"
     for name in ACTIVATIONS:
-        if is_op(node, name, f"opsmith.{name}") and len(node.inputs) == 1:
+        if is_op(node, name, f"opsmith.{name}") and len(node.inputs) == 1 and not approximate:
             return name
     return None

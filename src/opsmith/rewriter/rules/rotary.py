@@ -55,8 +55,8 @@ def half_of(site: Site, value: ir.Value | None, *, second: bool) -> ir.Value:
         site.miss("the last size is not known or odd", node)
     if is_op(node, "Split"):
         given = input_of(node, 1)
-        parts = [size // 2] * len(node.outputs) if given is None else ints_of(given)
-        halves = is_last_axis(attribute(node, "axis", 0), x) and parts == [size // 2] * 2
+        sizes = attribute(node, "split", [size // 2] * len(node.outputs)) if given is None else ints_of(given)
+        halves = is_last_axis(attribute(node, "axis", 0), x) and list(sizes or ()) == [size // 2] * 2
         site.need(halves and node.outputs[1 if second else 0] is value, "not that half", node)
         return x
     starts, ends, axes = (ints_of(input_of(node, i)) for i in (1, 2, 3))

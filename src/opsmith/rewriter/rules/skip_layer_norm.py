@@ -7,7 +7,7 @@ the next residual usually needs it.
 from __future__ import annotations
 
 from opsmith.rewriter.rule import Site, attribute, input_of, rule, sizes_of
-from opsmith.rewriter.rules._norms import is_last_axis
+from opsmith.rewriter.rules._norms import is_last_axis, need_independent
 
 
 @rule(
@@ -26,6 +26,7 @@ def skip_layer_norm(site: Site) -> None:
     site.need(is_last_axis(attribute(site.root, "axis", -1), x), "not over the last dimension")
     site.need(attribute(site.root, "stash_type", 1) == 1, "computed in another precision than float32")
     site.need(sizes_of(x) is not None and sizes_of(x) == sizes_of(skip), "x and skip differ in shape", add)
+    need_independent(site, add, scale, bias)
     epsilon = float(attribute(site.root, "epsilon", 1e-5))
     y, total = site.call("SkipLayerNorm", x, skip, scale, bias, epsilon=epsilon, outputs=2)
     site.replace(add.outputs[0], total)

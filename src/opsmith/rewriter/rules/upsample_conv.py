@@ -26,10 +26,12 @@ def upsample_conv(site: Site) -> None:
     site.need(attribute(site.root, "auto_pad", "NOTSET") == "NOTSET", "the padding is not spelled out", site.root)
     site.need(attribute(resize, "mode", "nearest") == "nearest", "not nearest-neighbour", resize)
     site.need(attribute(resize, "axes") is None, "the axes are given one by one", resize)
+    stretched = attribute(resize, "keep_aspect_ratio_policy", "stretch") == "stretch"
+    site.need(stretched, "the aspect ratio is kept", resize)
     assert x is not None
     scales, sizes = array_of(input_of(resize, 2)), ints_of(input_of(resize, 3))
     factor = _factor(scales)
-    if factor is None and sizes is not None:
+    if factor is None and sizes is not None and sizes[:2] == [size_of(x, 0), size_of(x, 1)]:
         height, width = size_of(x, 2), size_of(x, 3)
         if isinstance(height, int) and isinstance(width, int) and sizes[2] * width == sizes[3] * height:
             factor = sizes[2] // height if sizes[2] % height == 0 else None

@@ -1,0 +1,151 @@
+"""The same model in double precision, as far as ONNX Runtime has kernels for it: who is right where two floats differ?
+
+    x -> STFT -> Log -> y    becomes    x -> Cast -> STFT -> Log -> Cast -> y
+
+Every node that takes doubles takes them; the rest, and the bodies of If, Loop and Scan, stay in single precision, with a Cast on the
+way in. A logarithm of a nearly silent bin, or a norm of nearly equal numbers, makes the rounding before it large: ONNX Runtime's own
+Fourier transform of a length that is no power of two is 1e-6 of the largest number off, ours 1e-8. What the variant agrees with in
+double it need not agree with in float.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.defs
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+from opsmith import bounds, session, store
+from opsmith.errors import OpsmithError
+
+LARGEST = 256 << 20  # bytes of weights: they are held once more, twice as wide
+PATIENCE = 30.0  # seconds of one run
+# Registered for doubles by ONNX Runtime, and refused when they run.
+_REFUSED = {"LSTM", "GRU"}
+_FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+
+
+def answers(path: Path, feeds: Sequence[Mapping[str, Any]], threads: int | None) -> Iterator[tuple[int, list[Any]]]:
+    """(index of the feed, outputs) of the model in double precision, the outputs as single again; nothing where it does not run."""
+    weights = store.open_model(path).graph.initializers.values()
+    if sum(v.const_value.nbytes for v in weights if v.const_value is not None) > LARGEST:
+        return
+    try:
+        running = session.load(path, threads=threads, optimize=False, edit=in_double, lean=True)
+    except OpsmithError:
+        return
+    for index, feed in enumerate(feeds):
+        try:
+            yield index, session.run(running, feed, seconds=PATIENCE)
+        except OpsmithError:
+            continue
+
+
+def in_double(proto: onnx.ModelProto) -> None:
+    """Edit a model so that what can be is computed in double precision; its inputs and outputs stay as they are."""
+    graph = proto.graph
+    versions = {o.domain or "ai.onnx": o.version for o in proto.opset_import}
+    writer = _Writer(_kinds(proto))
+    for node in graph.node:
+        copy = onnx.NodeProto.FromString(node.SerializeToString())
+        wide = _wide(copy, writer.kinds, versions.get("ai.onnx", 1))
+        if wide is None:
+            writer.narrow([*copy.input, *_captured(copy)])
+            writer.nodes.append(copy)
+        else:
+            writer.widen(copy, *wide)
+    writer.narrow([o.name for o in graph.output])
+    del graph.node[:]
+    graph.node.extend(writer.nodes)
+
+
+class _Writer:
+    """The nodes so far. A value has its own name in single precision, and another one in double, once either is asked for."""
+
+    def __init__(self, kinds: dict[str, int]) -> None:
+        self.kinds = kinds
+        self.nodes: list[onnx.NodeProto] = []
+        self._wide: dict[str, str] = {}  # a value -> its name in double
+        self._owed: set[str] = set()  # values that were computed in double, and not asked for in single yet
+
+    def widen(self, node: onnx.NodeProto, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Add a node that takes these inputs in double, and gives these outputs so; the others are what they were."""
+        self.narrow([name for i, name in enumerate(node.input) if i not in inputs])
+        for i in inputs:
+            name = node.input[i]
+            if name not in self._wide:
+                self._wide[name] = f"{name}.double"
+                self.nodes.append(onnx.helper.make_node("Cast", [name], [f"{name}.double"], to=_DOUBLE))
+            node.input[i] = self._wide[name]
+        for i in outputs:
+            name = node.output[i]
+            self._owed.add(name)
+            node.output[i] = self._wide[name] = f"{name}.double"
+        self.nodes.append(node)
+
+    def narrow(self, names: Sequence[str]) -> None:
+        """Add what gives these values in single precision, where only their doubles are there."""
+        for name in names:
+            if name in self._owed:
+                self._owed.remove(name)
+                self.nodes.append(onnx.helper.make_node("Cast", [self._wide[name]], [name], to=_FLOAT))
+
+
+def _kinds(proto: onnx.ModelProto) -> dict[str, int]:
+    inferred = bounds.infer_shapes(proto).graph
+    kinds = {v.name: v.type.tensor_type.elem_type for v in (*inferred.input, *inferred.value_info, *inferred.output)}
+    return kinds | {t.name: t.data_type for t in inferred.initializer}
+
+
+def _captured(node: onnx.NodeProto) -> list[str]:
+    """Names that the bodies of a node read, whether theirs or the graph's."""
+    bodies = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+    inside = [n for body in bodies for n in body.node]
+    results = [o.name for body in bodies for o in body.output]
+    return [*results, *(name for n in inside for name in (*n.input, *_captured(n)))]
+
+
+def _wide(node: onnx.NodeProto, kinds: Mapping[str, int], version: int) -> tuple[list[int], list[int]] | None:
+    """Which inputs and outputs of a node turn to double, if ONNX Runtime has a kernel for that."""
+    if node.domain not in ("", "ai.onnx") or node.op_type in _REFUSED or not onnx.defs.has(node.op_type):
+        return None
+    schema = onnx.defs.get_schema(node.op_type, version)
+    inputs = _variables(schema.inputs, node.input)
+    floats = {inputs[i] for i, name in enumerate(node.input) if kinds.get(name) == _FLOAT}
+    variables = {v for v in floats if v in {c.type_param_str for c in schema.type_constraints}}
+    takes = [i for i, variable in enumerate(inputs) if variable in variables and node.input[i]]
+    if not takes or any(kinds.get(node.input[i]) != _FLOAT for i in takes):
+        return None
+    outputs = _variables(schema.outputs, node.output)
+    gives = [i for i, variable in enumerate(outputs) if variable in variables and node.output[i]]
+    if any(kinds.get(node.output[i]) != _FLOAT for i in gives):
+        return None
+    return (takes, gives) if _has_kernel(node.op_type, schema.since_version, frozenset(variables)) else None
+
+
+def _variables(formal: Sequence[Any], actual: Sequence[str]) -> list[str]:
+    """The type of each operand as the schema calls it; the last one repeats."""
+    return [formal[min(i, len(formal) - 1)].type_str for i in range(len(actual))]
+
+
+@functools.cache
+def _has_kernel(op: str, since: int, variables: frozenset[str]) -> bool:
+    return any(
+        k.version_range[0] <= since <= k.version_range[1]
+        and all("tensor(double)" in k.type_constraints.get(v, ()) for v in variables)
+        for k in _kernels().get(op, ())
+    )
+
+
+@functools.cache
+def _kernels() -> dict[str, list[Any]]:
+    """ONNX Runtime's kernels of ONNX's own operators, by their names."""
+    found: dict[str, list[Any]] = {}
+    for kernel in native.get_all_opkernel_def():
+        if kernel.domain in ("", "ai.onnx") and kernel.provider == "CPUExecutionProvider":
+            found.setdefault(kernel.op_name, []).append(kernel)
+    return found

@@ -1,0 +1,16 @@
+"""Rows of a profile: how many runs a trace may hold."""
+
+from __future__ import annotations
+
+from onnx import parser
+
+from opsmith.timing.rows import _events
+
+LOOP = """g (int64 n, bool c, float[4] x) => (float[4] y)
+{ y = Loop (n, c, x) <body = b (int64 i, bool on, float[4] h) => (bool on_, float[4] h_) { on_ = Identity(on)  h_ = Exp(h) }> }"""
+
+
+def test_a_graph_without_loops_makes_an_event_per_node_and_one_with_a_loop_as_many_as_its_time_allows():
+    plain = parser.parse_graph("g (float[4] x) => (float[4] y) { a = Exp(x) y = Neg(a) }")
+    assert _events(plain, seconds=0.015) == 2
+    assert _events(parser.parse_graph(LOOP), seconds=0.015) == 15_000
