@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from small import graph
 
+import opsmith
 from opsmith.compiler import build as driver
 from opsmith.compiler.build import FILES_WORTH_PARSING_ONCE, build, find_compiler
 from opsmith.compiler.emit import Source
@@ -43,6 +47,19 @@ def test_many_files_parse_the_headers_once_and_give_the_same_code(
     build(SOURCES, tmp_path / "src", tmp_path / "lib.so")
     assert not list(cache.glob("*.gch"))
     assert objects(cache) == once and len(once) == len(SOURCES)
+
+
+def test_every_file_includes_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As compilers other than g++ see it: with no header parsed before. A product of all types that weights may have."""
+    monkeypatch.setattr(driver, "FILES_WORTH_PARSING_ONCE", 1000)
+    for name, dtype in (("half", np.float16), ("float", np.float32)):
+        model = graph("g (float[n, 96] x) => (float[n, 800] y) { m = Cast<to = 1>(matrix)  y = MatMul(x, m) }")
+        matrix = np.random.default_rng(0).normal(size=(96, 800)).astype(dtype)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(matrix, "matrix"))
+        for precision in ("fp32", "bf16", "int8"):
+            out = tmp_path / f"{name}_{precision}"
+            result = opsmith.compile(model, out, regions="whole", precision=precision, verify=False)
+            assert (result.variant.folder / "src" / f"micro_float_{name}.cpp").exists() or precision != "fp32"
 
 
 def test_a_damaged_parsed_header_is_made_anew(tmp_path: Path, cache: Path) -> None:

@@ -77,7 +77,7 @@ class SharedMicro:
     def source(self) -> Source:
         name = "_".join(["micro", self.rows, self.panels, *(["blocked"] if self.blocked else [])])
         text = (
-            '// the microkernel of products, for all kernels that share it\n#include "gemm_micro.hpp"\n\n'
+            '// the microkernel of products, for all kernels that share it\n#include "gemm_micro.hpp"\n#include "types.hpp"\n\n'
             f"namespace opsmith {{\n\n{self.template}\n\n}}  // namespace opsmith\n"
         )
         return Source(f"{name}.cpp", text)

@@ -5,6 +5,8 @@
 
 namespace opsmith {
 
+extern template MicroFn<float, float> pick_micro<gemm_mr, float, float, false>(i64, i64);  // micro_float_float.cpp
+
 void gemm_add_relu_f51e64(const Pool& pool, i64 m, i64 n, i64 k, const float* a, i64 lda, const float* b, float* c, i64 ldc, i64 rows_per_item, const float* x0_at, i64 x0_ld) {
   gemm(pool, m, n, k, a, lda, b, c, ldc, [=]([[maybe_unused]] F acc, [[maybe_unused]] Row row, [[maybe_unused]] i64 col, [[maybe_unused]] auto lanes) -> F {
     const F x0 = load(x0_at + col, lanes);
@@ -23,9 +25,22 @@ void gemm_add_relu_f51e64(const Pool& pool, i64 m, i64 n, i64 k, const float* a,
 
 namespace opsmith {
 
+extern template MicroFn<float, float> pick_micro<gemm_mr, float, float, false>(i64, i64);  // micro_float_float.cpp
+
 void gemm_c12863(const Pool& pool, i64 m, i64 n, i64 k, const float* a, i64 lda, const float* b, float* c, i64 ldc, i64 rows_per_item) {
   gemm(pool, m, n, k, a, lda, b, c, ldc, [](F acc, Row, i64, auto) -> F { return acc; }, rows_per_item);
 }
+
+}  // namespace opsmith
+
+// ===== micro_float_float.cpp
+// the microkernel of products, for all kernels that share it
+#include "gemm_micro.hpp"
+#include "types.hpp"
+
+namespace opsmith {
+
+template MicroFn<float, float> pick_micro<gemm_mr, float, float, false>(i64, i64);
 
 }  // namespace opsmith
 
