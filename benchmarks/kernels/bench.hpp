@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "base.hpp"
+#include "gemm_tiles.hpp"
 
 namespace opsmith::bench {
 
@@ -129,7 +129,26 @@ inline double peak_gflops() {
   for (int j = 0; j < 10; ++j) total += sums[j];
   return total;
 }
+// Operations per second of products in tiles, 4 independent sums at a time; `numbers` of K meet in a word.
+template <class T, class Number>
+double peak_in_tiles(i64 numbers) {
+  alignas(64) static const uint8_t zeros[T::rows * T::row_bytes] = {};
+  const i64 rounds = 200000;
+  const TilesInUse tiles;
+  T::template zero<0>(), T::template zero<1>(), T::template zero<2>(), T::template zero<3>();
+  T::template load<4>(zeros, T::row_bytes), T::template load<5>(zeros, T::row_bytes);
+  const double t = best_time(1, [&] {
+    for (i64 k = 0; k < rounds; ++k) {
+      T::template multiply<0, 4, 5>(Number{}), T::template multiply<1, 4, 5>(Number{});
+      T::template multiply<2, 4, 5>(Number{}), T::template multiply<3, 4, 5>(Number{});
+    }
+  });
+  return 2.0 * 4 * 16 * 16 * 16 * static_cast<double>(numbers * rounds) / t * 1e-9;
+}
+
 inline double peak_bf16_gflops() {
+  if constexpr (Tiles::exist)
+    if (has_tiles) return peak_in_tiles<Tiles, bf16>(2);
   const i64 rounds = 200000;
   volatile float sink = 0;
   double t = best_time(1, [&] { sink = pair_chains(rounds, narrow_pairs(splat(1e-3f), splat(2e-3f)))[0]; });

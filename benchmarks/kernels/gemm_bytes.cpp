@@ -24,6 +24,8 @@ using namespace opsmith::bench;
 }
 
 double peak_gops() {
+  if constexpr (Tiles::exist)
+    if (has_tiles) return peak_in_tiles<Tiles, uint8_t>(4);
   const i64 rounds = 200000;
   volatile int32_t sink = 0;
   const double t = best_time(1, [&] { sink = dot_chains(rounds, splat(0x01020304))[0]; });

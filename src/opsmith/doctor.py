@@ -69,8 +69,10 @@ def _machine() -> list[Finding]:
 
 def _products(features: frozenset[str]) -> str:
     """What matrices are multiplied in, and by which instructions."""
-    bf16 = next((f for f in ("avx512_bf16", "bf16") if f in features), "weights stored so, computed in fp32")
-    int8 = next((f for f in ("avx512_vnni", "asimddp") if f in features), "as products of 16 bits")
+    bf16 = next(
+        (f for f in ("amx_bf16", "avx512_bf16", "bf16") if f in features), "weights stored so, computed in fp32"
+    )
+    int8 = next((f for f in ("amx_int8", "avx512_vnni", "asimddp") if f in features), "as products of 16 bits")
     return f"fp32; bf16 ({bf16}); int8 ({int8})"
 
 

@@ -35,7 +35,8 @@ def cpu_model() -> str:
 # The features that the kernels use, as /proc/cpuinfo spells them. A compiled library needs those of the
 # machine it was built on.
 _USED = """
-    avx avx2 fma f16c bmi1 bmi2 avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16 asimd asimdhp asimddp bf16
+    avx avx2 fma f16c bmi1 bmi2 avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16 amx_tile amx_bf16
+    amx_int8 asimd asimdhp asimddp bf16
 """.split()
 
 

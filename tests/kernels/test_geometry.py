@@ -80,6 +80,9 @@ def test_the_running_cpu_gets_the_best_set_it_has(monkeypatch: pytest.MonkeyPatc
     assert native("asimd") is geometry.NEON
     fast = native("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16")
     assert fast.multiplies_bf16 and dataclasses.replace(fast, multiplies_bf16=False) == geometry.AVX512
+    tiles = "amx_tile", "amx_bf16", "amx_int8"
+    assert not fast.multiplies_tiles and not native("avx2", "fma", "f16c", *tiles).multiplies_tiles
+    assert native("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", *tiles).multiplies_tiles
     assert native("asimd", "bf16").multiplies_bf16 and not native("avx2", "fma", "f16c").multiplies_bf16
     assert native() is geometry.GENERIC
 

@@ -106,7 +106,7 @@ def command(
         str,
         typer.Option(
             "--cpu",
-            help="What to compile for: native, x86-64-v3, x86-64-v4, zen4 or aarch64; several, comma-separated, in one library.",
+            help="What to compile for: native, x86-64-v3, x86-64-v4, zen4, sapphirerapids or aarch64; several, comma-separated, in one library.",
         ),
     ] = "native",
     system: Annotated[

@@ -53,6 +53,9 @@ inline bool copies_blocks(const AttentionShape& s) {
 }
 inline constexpr i64 padded_row(i64 size) { return round_up(size, 16) + 16; }  // an odd number of cache lines, mostly
 
+// Keys of a block as v^T holds them: whole vectors of pairs.
+inline constexpr i64 tile_keys(i64 key_block) { return round_up(key_block, 2 * W); }
+
 // How a call is cut into tasks. Only `splits` depends on the number of threads.
 struct AttentionPlan {
   i64 group;      // query heads per kv head
@@ -74,7 +77,7 @@ struct AttentionPlan {
     vectors = min<i64>(attention_nv, max<i64>(1, ceil_div(rows, W)));
     const i64 size = s.head_size + s.value_size;
     auto floats = [&](i64 panels) {
-      return panels * (size + 2) * vectors * W + key_block * vectors * W + key_block * (padded_row(s.head_size) + padded_row(s.value_size)) * copied / 4;
+      return panels * (size + 2) * vectors * W + key_block * vectors * W + (key_block * padded_row(s.head_size) + tile_keys(key_block) * padded_row(s.value_size)) * copied / 4;
     };
     while (floats(1) > kScratch) {
       if (copied && key_block > 16)

@@ -12,10 +12,12 @@
 //
 // With Pairs both products are in bf16, two steps of their sums at a time: q^T is packed in pairs along D, p in pairs of keys, and
 // of each block of values a copy in pairs of keys is made. Keys of bf16 are read in place. Scores, exponentials, sums and o stay in
-// float.
+// float. Where the CPU's registers hold tiles (gemm_tiles.hpp) the copy is v^T itself, with its keys side by side, and exponentials are
+// taken of the stored scores.
 #pragma once
 
 #include "attention_plan.hpp"
+#include "gemm_tiles.hpp"
 
 namespace opsmith::detail {
 
@@ -188,6 +190,24 @@ inline void pair_values(const T* p, i64 stride, i64 rows, i64 cols, bf16* room) 
     });
 }
 
+// v^T: (Dv, keys), `stride` apart, zeros behind the last key up to a whole vector.
+template <class T>
+inline void turn_values(const T* p, i64 p_stride, i64 rows, i64 cols, bf16* room, i64 stride) {
+  for (i64 c0 = 0; c0 < cols; c0 += W) {
+    const i64 columns = min(W, cols - c0);
+    for (i64 r0 = 0; r0 < rows; r0 += 2 * W) {
+      F words[W];
+      for (i64 i = 0; i < W; ++i) {
+        const i64 row = r0 + 2 * i;
+        auto values = [&](i64 at) { return columns == W ? load(p + at * p_stride + c0, Full{}) : load(p + at * p_stride + c0, Tail{columns}); };
+        words[i] = row < rows ? (F)narrow_pairs(values(row), row + 1 < rows ? values(row + 1) : F{}) : F{};
+      }
+      transpose(words);
+      for (i64 c = 0; c < columns; ++c) store(reinterpret_cast<float*>(room + (c0 + c) * stride + r0), words[c], Full{});
+    }
+  }
+}
+
 // One panel of V vectors of queries, and what it has accumulated.
 struct Panel {
   float *q, *o, *maximum, *sum;  // (D, V), (Dv, V), (V), (V) vectors; o and sum are multiples of 2^maximum
@@ -241,6 +261,41 @@ inline void unpack_rows(const float* o, i64 Dv, i64 count, const F* factor, Writ
     }
 }
 
+// s (n, V vectors) = k (n, D) @ q^T
+template <int V, class T>
+inline void score_product(const T* k, i64 stride, i64 n, i64 D, const T* q, float* scores) {
+  if constexpr (Tiles::exist && __is_same(T, bf16))
+    if (has_tiles) return tiles_product<V>(k, stride, n, D, q, scores, false);
+  panel_product<V, false>(k, stride, n, D, q, scores, false);
+}
+// o^T (Dv, V vectors) (+)= v^T (Dv, n) @ p
+template <int V, class T>
+inline void value_product(const T* v, i64 stride, i64 Dv, i64 n, const T* p, float* o, bool accumulate) {
+  if constexpr (Tiles::exist && __is_same(T, bf16))
+    if (has_tiles) return tiles_product<V>(v, stride, Dv, n, p, o, accumulate);
+  panel_product<V, true>(v, stride, Dv, n, p, o, accumulate);
+}
+
+// Scores (n, V vectors) become `power` of what they are above `base`, in place, as the second product reads them, and are summed.
+template <int V, class T, class Power>
+OPSMITH_INLINE void weigh(float* p, i64 n, const F (&base)[V], F (&sum)[V], Power power) {
+  for (i64 j = 0; j < n; j += tile_step<T>)
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) {
+      float* x = p + (j * V + v) * W;
+      const F e = power(load(static_cast<const float*>(x), Full{}) - base[v]);
+      sum[v] += e;
+      if constexpr (tile_step<T> == 2) {
+        const F second = j + 1 < n ? power(load(static_cast<const float*>(x) + V * W, Full{}) - base[v]) : F{};
+        sum[v] += second;
+        const I words = narrow_pairs(e, second);  // row j / 2 was read before
+        memcpy(p + (j / 2 * V + v) * W, &words, sizeof words);
+      } else {
+        store(x, e, Full{});
+      }
+    }
+}
+
 // One block of n keys for one panel.
 template <int V, class T, class Mask>
 inline void panel_step(Panel& panel, const T* k, i64 k_stride, const T* v_block, i64 v_stride, i64 n,
@@ -255,17 +310,26 @@ inline void panel_step(Panel& panel, const T* k, i64 k_stride, const T* v_block,
     if (!cut && panel.settled && cap == 0) {
       float sum[V * W];
       memcpy(sum, panel.sum, sizeof sum);
-      panel_product<V, false>(k, k_stride, n, D, q, p, false, Exponentials<pairs>{panel.maximum, sum});
+      if (Tiles::exist && pairs && has_tiles) {
+        F base[V], s[V];
+#pragma GCC unroll 3
+        for (int v = 0; v < V; ++v) base[v] = load(panel.maximum + v * W, Full{}), s[v] = load(panel.sum + v * W, Full{});
+        score_product<V>(k, k_stride, n, D, q, p);
+        weigh<V, T>(p, n, base, s, [](F x) { return exp2_small<true, pairs>(x); });
+        memcpy(sum, s, sizeof sum);
+      } else {
+        panel_product<V, false>(k, k_stride, n, D, q, p, false, Exponentials<pairs>{panel.maximum, sum});
+      }
       bool fits = true;
 #pragma GCC unroll 3
       for (int v = 0; v < V; ++v) fits &= !any(!(load(static_cast<const float*>(sum) + v * W, Full{}) < kMostSum));
       if (fits) {
         memcpy(panel.sum, sum, sizeof sum);
-        panel_product<V, true>(v_block, v_stride, Dv, n, weights, panel.o, true);
+        value_product<V>(v_block, v_stride, Dv, n, weights, panel.o, true);
         return;
       }
     }
-  panel_product<V, false>(k, k_stride, n, D, q, p, false);
+  score_product<V>(k, k_stride, n, D, q, p);
   if (cap > 0)
     for (i64 i = 0; i < n * V * W; i += W) store(p + i, capped(load(static_cast<const float*>(p) + i, Full{}), cap), Full{});
   if constexpr (!__is_same(Mask, NoMask)) apply_mask<V>(p, n, k0, mask, mask_at);
@@ -308,24 +372,10 @@ inline void panel_step(Panel& panel, const T* k, i64 k_stride, const T* v_block,
         store(x, load(x, Full{}) * shrink[v], Full{});
       }
   }
-  for (i64 j = 0; j < n; j += tile_step<T>)
-#pragma GCC unroll 3
-    for (int v = 0; v < V; ++v) {
-      float* x = p + (j * V + v) * W;
-      const F e = score_exp<Mask>(load(x, Full{}) - base[v]);
-      s[v] += e;
-      if constexpr (pairs) {
-        const F second = j + 1 < n ? score_exp<Mask>(load(x + V * W, Full{}) - base[v]) : F{};
-        s[v] += second;
-        const I words = narrow_pairs(e, second);  // row j / 2 was read before
-        memcpy(p + (j / 2 * V + v) * W, &words, sizeof words);
-      } else {
-        store(x, e, Full{});
-      }
-    }
+  weigh<V, T>(p, n, base, s, [](F x) { return score_exp<Mask>(x); });
 #pragma GCC unroll 3
   for (int v = 0; v < V; ++v) store(panel.sum + v * W, s[v], Full{});
-  panel_product<V, true>(v_block, v_stride, Dv, n, weights, panel.o, !panel.empty);
+  value_product<V>(v_block, v_stride, Dv, n, weights, panel.o, !panel.empty);
   panel.empty = false;
   panel.settled = true;
 #pragma GCC unroll 3
@@ -367,6 +417,7 @@ template <bool ZeroMaskedRows, bool Pairs, class TQ, class TK, class TO, class M
 inline void panel_task(const AttentionShape& s, const AttentionPlan& plan, i64 b, i64 kv_head, i64 row0, i64 begin,
                        i64 end, const TQ* q, const TK* k, const TK* v, TO* out, const Mask& mask, float* part) {
   using T = std::conditional_t<Pairs, bf16, float>;
+  [[maybe_unused]] const std::conditional_t<Tiles::exist && Pairs, TilesInUse, NoTiles> tiles;
   alignas(64) float scratch[kScratch];
   const i64 D = s.head_size, Dv = s.value_size;
   const i64 padded = round_up(min(plan.task_rows, plan.rows - row0), W);
@@ -411,7 +462,11 @@ inline void panel_task(const AttentionShape& s, const AttentionPlan& plan, i64 b
     const TK *v_block = v + b * s.v_batch + kv_head * s.v_head + k0 * s.v_row;
     const T* k_rows = as_rows<T>(k_block, k_stride, n, D, copied, room);
     const T* v_rows = room + plan.key_block * padded_row(D);
-    if constexpr (Pairs)
+    if (Tiles::exist && Pairs && has_tiles) {
+      const i64 turned = tile_keys(plan.key_block);
+      if constexpr (Pairs) turn_values(v_block, v_stride, n, Dv, room + plan.key_block * padded_row(D), turned);
+      v_stride = turned;
+    } else if constexpr (Pairs)
       pair_values(v_block, v_stride, n, Dv, room + plan.key_block * padded_row(D)), v_stride = Dv;
     else
       v_rows = as_rows<T>(v_block, v_stride, n, Dv, copied, room + plan.key_block * padded_row(D));

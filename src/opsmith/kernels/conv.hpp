@@ -59,6 +59,7 @@ OPSMITH_INLINE bool needs_tap(const TX* const* sources, i64 rows, const TX* zero
 template <class TX, class TB, class TY, class Locate, class Ep>
 void conv_block(i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end, i64 N, i64 channels, i64 taps,
                 const TB* packed, const TX* zeros, TY* y, i64 ldc, i64 first_column, Locate& locate, Ep& ep) {
+  const Multiplier<TX, TB> multiply;
   const TX* table[conv_table_size];
   bool needed[conv_table_size];  // [tile][tap of those in the table]
   bool begun[max_row_block];     // a tile has its first sums
@@ -71,7 +72,7 @@ void conv_block(i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end, i64 
   for (i64 first = row_begin; first < row_end; first += row_step) {
     const i64 count = min(row_step, row_end - first);
     const bool whole = table_taps == taps;
-    const TileRows heights(count);
+    const TileRows heights = multiply.cut(count);
     auto fill = [&](i64 tap, i64 now) {
       locate(first, count, tap, tap + now, table, rows);
       for (i64 i = 0, r = 0; i < heights.tiles; r += heights[i++])
@@ -94,8 +95,7 @@ void conv_block(i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end, i64 
             i64 run = 0;
             while (t + run < now && need[t + run]) ++run;
             if (run > 0) {
-              micro_for<TX, TB>(heights[i], vectors)(sources + t * count + r, count, run, channels, b + t * tap_size, tile,
-                                                     begun[i]);
+              multiply(heights[i], vectors, sources + t * count + r, count, run, channels, b + t * tap_size, tile, begun[i]);
               begun[i] = true;
             }
             t += max<i64>(1, run);
@@ -205,7 +205,7 @@ void conv2d(const Pool& pool, const ConvShape& s, const TX* x, const TB* packed,
   const bool merges = conv_merges_rows(s);
   const i64 taps = merges ? s.kernel_d * s.kernel_h : s.taps(), run = merges ? s.kernel_w * channels : channels;
   const i64 K = taps * steps<TB>(run);  // steps of the sum
-  const Tiling tiling = tile_work(pool, M, N, K, s.blocking);
+  const Tiling tiling = tile_work(pool, M, N, K, s.blocking, Multiplier<TX, TB>::unit());
   if (merges) {
     ConvShape p = conv_padded(s);
     conv_pad(pool, s, p, x, zeros);

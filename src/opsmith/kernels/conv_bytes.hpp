@@ -60,6 +60,7 @@ void conv_bytes(const Pool& pool, const ConvShape& s, const T* x, const T* x_zer
   pool.parallel_for(s.groups * tiling.tasks(), [&](i64 i) {
     const i64 group = i / tiling.tasks();
     const Tiling::Task t = tiling[i % tiling.tasks()];
+    const ByteMultiplier<flip> multiply;
     const uint8_t* table[conv_table_size];
     int32_t x_zeros[max_row_block], x_sums[max_row_block], tiles[max_row_block * gemm_nr];
     Row rows[max_row_block];
@@ -68,7 +69,7 @@ void conv_bytes(const Pool& pool, const ConvShape& s, const T* x, const T* x_zer
     const i64 row_step = max<i64>(1, min(max_row_block, conv_table_size / taps)), step = min(taps, conv_table_size / row_step);
     for (i64 first = t.row_begin; first < t.row_end; first += row_step) {
       const i64 count = min(row_step, t.row_end - first);
-      const TileRows heights(count, byte_mr);
+      const TileRows heights = multiply.cut(count);
       number_rows(first, count, image, rows);
       for (i64 r = 0; r < count; ++r) x_zeros[r] = zero(0), x_sums[r] = 0;
       auto locate = [&](i64 tap, i64 now) { locate_bytes(s, x, padding, offsets, rows, count, tap, tap + now, group * channels, table); };
@@ -88,8 +89,8 @@ void conv_bytes(const Pool& pool, const ConvShape& s, const T* x, const T* x_zer
           const i64 now = min(step, taps - tap);
           if (step < taps) locate(tap, now);
           for (i64 h = 0, r = 0; h < heights.tiles; r += heights[h++]) {
-            pick_micro_bytes<byte_mr, flip>(heights[h], vectors)(
-                table + r, count, now, channels, b.packed + packed_bytes(column, K) + tap * depth * vectors * W, tiles + r * gemm_nr, tap > 0);
+            multiply(heights[h], vectors, table + r, count, now, channels,
+                     b.packed + packed_bytes(column, K) + tap * depth * vectors * W, tiles + r * gemm_nr, tap > 0);
             if (tap + now == taps)
               finish_bytes(tiles + r * gemm_nr, rows + r, x_zeros + r, x_sums + r, heights[h], columns, group * N + column, column, b, y,
                            s.y_stride(), ep);

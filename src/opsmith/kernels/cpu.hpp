@@ -21,12 +21,13 @@ inline bool has_feature(const char* name) {
     int reg, bit;          // of eax, ebx, ecx, edx
     unsigned long long state;  // registers that the operating system must save
   };
-  constexpr unsigned long long kYmm = 0x6, kZmm = 0xe6;
+  constexpr unsigned long long kYmm = 0x6, kZmm = 0xe6, kTiles = 0x600e6;
   static constexpr Bit bits[] = {
       {"fma", 1, 0, 2, 12, kYmm},       {"f16c", 1, 0, 2, 29, kYmm},      {"avx", 1, 0, 2, 28, kYmm},
       {"bmi1", 7, 0, 1, 3, 0},          {"avx2", 7, 0, 1, 5, kYmm},       {"bmi2", 7, 0, 1, 8, 0},
       {"avx512f", 7, 0, 1, 16, kZmm},   {"avx512dq", 7, 0, 1, 17, kZmm},  {"avx512bw", 7, 0, 1, 30, kZmm},
       {"avx512vl", 7, 0, 1, 31, kZmm},  {"avx512_vnni", 7, 0, 2, 11, kZmm}, {"avx512_bf16", 7, 1, 0, 5, kZmm},
+      {"amx_bf16", 7, 0, 3, 22, kTiles}, {"amx_tile", 7, 0, 3, 24, kTiles}, {"amx_int8", 7, 0, 3, 25, kTiles},
   };
   unsigned regs[4];
   unsigned long long saved = 0;

@@ -12,6 +12,15 @@
 
 namespace opsmith {
 
+// The part of a panel (-1: none) that tile `i` of so many tiles of rows fetches while it multiplies by the one before.
+template <class TB>
+OPSMITH_INLINE Ahead panel_ahead(const TB* packed, i64 N, i64 K, i64 panel, i64 i, i64 tiles) {
+  if (!has_tiles || panel < 0) return {};
+  const i64 words = steps<TB>(K) * panel_vectors(N, panel) * W, lines = ceil_div(words * static_cast<i64>(sizeof(TB)), 64);
+  const i64 share = ceil_div(lines, tiles), calls = max<i64>(1, K * 2 / Tiles::row_bytes);
+  return {reinterpret_cast<const uint8_t*>(packed + panel * gemm_nr * steps<TB>(K)) + i * share * 64, ceil_div(share, calls)};
+}
+
 // One task: rows [row_begin, row_end) of A by panels [panel_begin, panel_end). A panel of B meets all rows before the
 // next one, so that it is read once from far memory. Row m of A is row `number + m - row_begin` of the output.
 template <class TA, class TB, class TC, class Ep>
@@ -19,16 +28,18 @@ void gemm_block(i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end, i64 
                 const TB* packed, TC* C, i64 ldc, i64 number, i64 rows_per_item, Ep& ep) {
   const TA* sources[max_row_block];
   Row rows[max_row_block];
-  float tile[gemm_mr * gemm_nr];
+  const Multiplier<TA, TB> multiply;
+  float tile[multiply.most_rows * gemm_nr];
   for (i64 first = row_begin; first < row_end; first += max_row_block) {
     i64 count = min(max_row_block, row_end - first);
     for (i64 r = 0; r < count; ++r) sources[r] = A + (first + r) * lda;
     number_rows(number + first - row_begin, count, rows_per_item, rows);
-    TileRows heights(count);
+    const TileRows heights = multiply.cut(count);
     for (i64 p = panel_begin; p < panel_end; ++p) {
       i64 column = p * gemm_nr, vectors = panel_vectors(N, p), columns = min(gemm_nr, N - column);
       for (i64 i = 0, r = 0; i < heights.tiles; r += heights[i++]) {
-        micro_for<TA, TB>(heights[i], vectors)(sources + r, 0, 1, K, packed + column * steps<TB>(K), tile, false);
+        multiply(heights[i], vectors, sources + r, 0, 1, K, packed + column * steps<TB>(K), tile, false,
+                 panel_ahead(packed, N, K, p + 1 < panel_end ? p + 1 : -1, i, heights.tiles));
         finish_tile(tile, rows + r, heights[i], columns, column, C, ldc, ep);
       }
     }
@@ -41,7 +52,7 @@ template <class TA, class TB, class TC, class Ep>
 void gemm(const Pool& pool, i64 M, i64 N, i64 K, const TA* A, i64 lda, const TB* packed, TC* C, i64 ldc, Ep ep,
           i64 rows_per_item = 0, Blocking blocking = {}) {
   if (M <= 0 || N <= 0) return;
-  const Tiling tiling = tile_work(pool, M, N, steps<TB>(K), blocking);
+  const Tiling tiling = tile_work(pool, M, N, steps<TB>(K), blocking, Multiplier<TA, TB>::unit());
   pool.parallel_for(tiling.tasks(), [&](i64 i) {
     const Tiling::Task t = tiling[i];
     gemm_block(t.row_begin, t.row_end, t.panel_begin, t.panel_end, N, K, A, lda, packed, C, ldc, t.row_begin, rows_per_item,

@@ -124,6 +124,29 @@ ByteMicroFn pick_micro_bytes(i64 rows, i64 vectors) {
   return vectors == 2 ? micro_bytes<R, 2, Flip> : micro_bytes<R, 1, Flip>;
 }
 
+// The microkernel as a task uses it: see Multiplier in gemm_micro.hpp.
+template <bool Flip, bool Tiled = Tiles::exist>
+struct ByteMultiplier {
+  static constexpr i64 most_rows = byte_mr;
+  TileRows cut(i64 rows) const { return TileRows(rows, byte_mr); }
+  void operator()(i64 count, i64 vectors, const uint8_t* const* rows, i64 tap_stride, i64 taps, i64 K, const int8_t* b, int32_t* tile,
+                  bool accumulate, Ahead = {}) const {
+    pick_micro_bytes<byte_mr, Flip>(count, vectors)(rows, tap_stride, taps, K, b, tile, accumulate);
+  }
+};
+template <bool Flip>
+struct ByteMultiplier<Flip, true> {
+  static constexpr i64 most_rows = max<i64>(byte_mr, tile_rows<>);
+  const TilesInUse tiles;
+  TileRows cut(i64 rows) const { return has_tiles ? TileRows(rows, tile_rows<>, Tiles::rows) : TileRows(rows, byte_mr); }
+  void operator()(i64 count, i64 vectors, const uint8_t* const* rows, i64 tap_stride, i64 taps, i64 K, const int8_t* b, int32_t* tile,
+                  bool accumulate, Ahead ahead = {}) const {
+    if (!has_tiles) return pick_micro_bytes<byte_mr, Flip>(count, vectors)(rows, tap_stride, taps, K, b, tile, accumulate);
+    pick_tiles<Tiles, uint8_t, Flip, int32_t>(count, vectors)(count, rows, tap_stride, taps, K, reinterpret_cast<const uint8_t*>(b), tile,
+                                                              accumulate, ahead);
+  }
+};
+
 // The sum of the bytes of x as they are multiplied.
 template <bool Flip>
 OPSMITH_INLINE int32_t sum_of_bytes(const uint8_t* p, i64 count) {
@@ -178,7 +201,9 @@ OPSMITH_INLINE void finish_bytes(const int32_t* tile, const Row* rows, const int
   }
 }
 
-inline Tiling tile_bytes(const Pool& pool, i64 rows, i64 N, i64 K) { return tile_work(pool, rows, N, ceil_div(K, 4)); }
+inline Tiling tile_bytes(const Pool& pool, i64 rows, i64 N, i64 K) {
+  return tile_work(pool, rows, N, ceil_div(K, 4), {}, has_tiles ? tile_rows<> : gemm_mr);
+}
 
 // One task, as gemm_block. `zero` gives the zero point of a row of A.
 template <ByteStorage TA, class TC, class Zero, class Ep>
@@ -187,8 +212,9 @@ void gemm_bytes_block(const Tiling::Task& t, i64 N, i64 K, const TA* A, i64 lda,
   const uint8_t* sources[max_row_block];
   int32_t x_zeros[max_row_block], x_sums[max_row_block] = {};
   Row rows[max_row_block];
-  int32_t tile[byte_mr * gemm_nr];
   constexpr bool flip = flips_x<TA>;
+  const ByteMultiplier<flip> multiply;
+  int32_t tile[multiply.most_rows * gemm_nr];
   for (i64 first = t.row_begin; first < t.row_end; first += max_row_block) {
     const i64 count = min(max_row_block, t.row_end - first);
     for (i64 r = 0; r < count; ++r) {
@@ -197,12 +223,11 @@ void gemm_bytes_block(const Tiling::Task& t, i64 N, i64 K, const TA* A, i64 lda,
       if (b.zeros) x_sums[r] = sum_of_bytes<flip>(sources[r], K);
     }
     number_rows(number + first - t.row_begin, count, rows_per_item, rows);
-    const TileRows heights(count, byte_mr);
+    const TileRows heights = multiply.cut(count);
     for (i64 p = t.panel_begin; p < t.panel_end; ++p) {
       const i64 column = p * gemm_nr, columns = min(gemm_nr, N - column);
       for (i64 i = 0, r = 0; i < heights.tiles; r += heights[i++]) {
-        pick_micro_bytes<byte_mr, flip>(heights[i], panel_vectors(N, p))(sources + r, 0, 1, K, b.packed + packed_bytes(column, K), tile,
-                                                                        false);
+        multiply(heights[i], panel_vectors(N, p), sources + r, 0, 1, K, b.packed + packed_bytes(column, K), tile, false);
         finish_bytes(tile, rows + r, x_zeros + r, x_sums + r, heights[i], columns, column, column, b, C, ldc, ep);
       }
     }

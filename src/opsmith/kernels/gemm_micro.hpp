@@ -15,7 +15,7 @@
 // the hardware prefetcher sustains, and splitting K at 256, 512 or 1024 was measured 1 to 8 % slower.
 #pragma once
 
-#include "base.hpp"
+#include "gemm_tiles.hpp"
 
 namespace opsmith {
 
@@ -161,6 +161,47 @@ OPSMITH_INLINE MicroFn<TA, TB> micro_for(i64 rows, i64 vectors) {
   return pick_micro<gemm_mr, TA, TB, Blocked>(rows, vectors);
 }
 
+// A block of rows cut into tiles of nearly equal height, all but the last a multiple of `unit`: 13 rows are 7 + 6, not 8 + 5.
+struct TileRows {
+  i64 rows, unit, tiles, height, taller;  // the first `taller` tiles have height + unit rows, the last one what is left
+  explicit TileRows(i64 rows, i64 most = gemm_mr, i64 unit = 1)
+      : rows(rows), unit(unit), tiles(ceil_div(rows, most)), height(tiles ? ceil_div(rows, unit) / tiles * unit : 0),
+        taller(tiles ? ceil_div(rows, unit) % tiles : 0) {}
+  i64 operator[](i64 tile) const {
+    return tile + 1 < tiles ? height + (tile < taller) * unit : rows - tile * height - min(tile, taller) * unit;
+  }
+};
+
+// Whether products of these run in tiles, on a CPU that has them and a system that gives them.
+template <class TA, class TB>
+inline constexpr bool may_tile = Tiles::exist && __is_same(TA, bf16) && __is_same(TB, bf16x2);
+
+// The microkernel as a task uses it: on vectors, or in tiles. One at a time in a thread.
+template <class TA, class TB, bool Tiled = may_tile<TA, TB>>
+struct Multiplier {
+  static constexpr i64 most_rows = gemm_mr;
+  static i64 unit() { return gemm_mr; }
+  TileRows cut(i64 rows) const { return TileRows(rows); }
+  void operator()(i64 count, i64 vectors, const TA* const* rows, i64 tap_stride, i64 taps, i64 K, const TB* b, float* tile,
+                  bool accumulate, Ahead = {}) const {
+    micro_for<TA, TB>(count, vectors)(rows, tap_stride, taps, K, b, tile, accumulate);
+  }
+};
+template <class TA, class TB>
+struct Multiplier<TA, TB, true> {
+  static constexpr i64 most_rows = max<i64>(gemm_mr, tile_rows<>);
+  static i64 unit() { return has_tiles ? tile_rows<> : gemm_mr; }
+  const TilesInUse tiles;
+  TileRows cut(i64 rows) const { return has_tiles ? TileRows(rows, tile_rows<>, Tiles::rows) : TileRows(rows); }
+  void operator()(i64 count, i64 vectors, const TA* const* rows, i64 tap_stride, i64 taps, i64 K, const TB* b, float* tile,
+                  bool accumulate, Ahead ahead = {}) const {
+    if (!has_tiles) return micro_for<TA, TB>(count, vectors)(rows, tap_stride, taps, K, b, tile, accumulate);
+    pick_tiles<Tiles, bf16, false, float>(count, vectors)(count, reinterpret_cast<const uint8_t* const*>(rows), tap_stride, taps,
+                                                          K * static_cast<i64>(sizeof(TA)), reinterpret_cast<const uint8_t*>(b), tile,
+                                                          accumulate, ahead);
+  }
+};
+
 // Hands a finished tile to the epilogue and stores what it returns at c[row.index * ldc + column].
 template <class TC, class Ep>
 OPSMITH_INLINE void finish_tile(const float* tile, const Row* rows, i64 count, i64 columns, i64 column, TC* c, i64 ldc,
@@ -185,14 +226,6 @@ inline void number_rows(i64 first, i64 count, i64 rows_per_item, Row* rows) {
     rows[r] = {first + r, outer};
   }
 }
-
-// A block of rows cut into tiles of nearly equal height: 13 rows are 7 + 6, not 8 + 5.
-struct TileRows {
-  i64 tiles, height, taller;  // the first `taller` tiles have height + 1 rows
-  explicit TileRows(i64 rows, i64 most = gemm_mr)
-      : tiles(ceil_div(rows, most)), height(tiles ? rows / tiles : 0), taller(tiles ? rows % tiles : 0) {}
-  i64 operator[](i64 tile) const { return height + (tile < taller); }
-};
 
 // How a product of `rows` by `panels` is cut into tasks. Tasks are tall enough that a panel of B, read once from L3
 // or memory, serves at least row_block rows, and many enough that threads finish together.
@@ -219,7 +252,8 @@ struct Blocking {
   i64 panels = 0;  // of a task, at most
 };
 
-inline Tiling tile_work(const Pool& pool, i64 rows, i64 N, i64 K, Blocking blocking = {}) {
+// `unit`: rows that the microkernel takes at a time; blocks are cut there.
+inline Tiling tile_work(const Pool& pool, i64 rows, i64 N, i64 K, Blocking blocking = {}, i64 unit = gemm_mr) {
   const i64 panels = panel_count(N), most_rows = max_row_block;
   Tiling t;
   t.rows = rows, t.panels = panels;
@@ -229,7 +263,7 @@ inline Tiling tile_work(const Pool& pool, i64 rows, i64 N, i64 K, Blocking block
     if (t.tasks() >= pool.threads) return t;  // else this size is far from the tuned one
   }
   t.row_blocks = max<i64>(1, ceil_div(rows, most_rows));
-  t.row_block = round_up(ceil_div(max<i64>(rows, 1), t.row_blocks), rows > gemm_mr ? gemm_mr : 1);
+  t.row_block = round_up(ceil_div(max<i64>(rows, 1), t.row_blocks), rows > unit ? unit : 1);
   t.row_blocks = ceil_div(rows, t.row_block);
   // Nanoseconds, roughly: 50 multiply-adds each, or 20 bytes of weights. A task below 10 us is not worth handing over.
   double time = static_cast<double>(N) * static_cast<double>(K) * max(static_cast<double>(rows) / 50.0, 0.2);

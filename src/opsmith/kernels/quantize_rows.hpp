@@ -13,6 +13,7 @@
 // A row with something infinite or NaN gets the scale NaN, and so does everything that is computed from it.
 #pragma once
 
+#include "math.hpp"
 #include "types.hpp"
 
 namespace opsmith {
@@ -84,7 +85,7 @@ struct ByteRange {
     const F small = min_or_second(min_or_second(lows[0], lows[1]), min_or_second(lows[2], lows[3]));
     const F large = max_or_second(max_or_second(highs[0], highs[1]), max_or_second(highs[2], highs[3]));
     const F bad = poisons[0] + poisons[1] + poisons[2] + poisons[3];
-    for (i64 lane = 0; lane < W; ++lane) low = min(low, small[lane]), high = max(high, large[lane]), poison += bad[lane];
+    low = min(low, lane_min(small)), high = max(high, lane_max(large)), poison += lane_sum(bad);
   }
   void include(const ByteRange& other) { low = min(low, other.low), high = max(high, other.high), poison += other.poison; }
 
@@ -144,25 +145,23 @@ void quantize_rows_reference(const Pool&, i64 rows, i64 columns, const TX* x, i6
 template <class TX>
 void quantize_image(const Pool& pool, i64 rows, i64 columns, const TX* x, i64 x_row, uint8_t* y, float* scale, uint8_t* zero) {
   constexpr i64 most = 64, part = 2048;
-  const i64 pieces = max<i64>(1, min(most, rows * columns / 32768));
+  if (x_row == columns) columns *= rows, rows = 1;  // one long row: pixels are short
+  const i64 row_parts = ceil_div(columns, part), parts = rows * row_parts;  // what the stack holds
+  const i64 pieces = max<i64>(1, min(most, min(parts, rows * columns / 32768)));
   ByteRange ranges[most];
-  auto in_parts = [&](i64 r, auto f) {  // of a row that may be longer than the stack is deep
+  auto in_parts = [&](i64 piece, auto f) {
     float row[part];
-    for (i64 c = 0; c < columns; c += part) {
-      const i64 count = min(part, columns - c);
+    for (i64 i = parts * piece / pieces; i < parts * (piece + 1) / pieces; ++i) {
+      const i64 r = i / row_parts, c = i % row_parts * part, count = min(part, columns - c);
       rotate_pass<1>(x + r * x_row + c, nullptr, row, count, count);
-      f(row, c, count);
+      f(row, r * columns + c, count);
     }
   };
-  pool.parallel_for(pieces, [&](i64 piece) {
-    for (i64 r = rows * piece / pieces; r < rows * (piece + 1) / pieces; ++r)
-      in_parts(r, [&](const float* row, i64, i64 count) { ranges[piece].include(row, count); });
-  });
+  pool.parallel_for(pieces, [&](i64 piece) { in_parts(piece, [&](const float* row, i64, i64 count) { ranges[piece].include(row, count); }); });
   for (i64 piece = 1; piece < pieces; ++piece) ranges[0].include(ranges[piece]);
   *scale = ranges[0].scale(), *zero = ranges[0].zero();
   pool.parallel_for(pieces, [&](i64 piece) {
-    for (i64 r = rows * piece / pieces; r < rows * (piece + 1) / pieces; ++r)
-      in_parts(r, [&](const float* row, i64 c, i64 count) { store_rounded(row, count, *scale, *zero, y + r * columns + c); });
+    in_parts(piece, [&](const float* row, i64 at, i64 count) { store_rounded(row, count, *scale, *zero, y + at); });
   });
 }
 

@@ -20,6 +20,7 @@
 //   low_bytes, from_bytes           W words <-> W bytes
 //   PairDot                         sum + products of 2 bf16 of x with 2 of each column, in float; `fast`: by one instruction
 //   narrow_pairs                    two F as W words of two bf16, for PairDot: denormals may become 0
+//   Tiles                           registers that hold tiles and multiply them whole, if they `exist` (gemm_tiles.hpp)
 //   Int4Dot                         products of 4-bit weights as integers, if Int4Dot::fast (quant.hpp)
 //
 // compiler/geometry.py has the numbers once more, and tests/kernels/test_geometry.py holds the two together. To add a set: its

@@ -51,6 +51,7 @@ OPSMITH_INLINE F sqrt(F x) { return (F)_mm256_sqrt_ps((__m256)x); }
 using portable::Int4Dot;
 using portable::narrow_pairs;
 using portable::PairDot;
+using portable::Tiles;
 OPSMITH_INLINE H narrow(F v, bf16) { return portable::narrow(v, bf16{}); }
 
 OPSMITH_INLINE Vec<uint8_t> low_bytes(I x) {

@@ -152,3 +152,11 @@ using portable::ByteDot;
 #endif
 
 }  // namespace opsmith
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
+#include "simd_amx.hpp"
+#else
+namespace opsmith {
+using portable::Tiles;
+}
+#endif

@@ -35,6 +35,7 @@ using portable::Int4Dot;
 using portable::from_bytes;
 using portable::low_bytes;
 using portable::narrow_pairs;
+using portable::Tiles;
 
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 struct PairDot {

@@ -110,6 +110,14 @@ struct PairDot {
     return sum + (F)(x & -65536) * (F)(b & -65536);
   }
 };
+// No registers hold tiles.
+struct Tiles {
+  static constexpr bool exist = false;
+  static constexpr i64 rows = 16, row_bytes = 64;
+  static bool request() { return false; }
+  static void begin() {}
+  static void end() {}
+};
 // Two vectors as words of two bf16 each, rounded to nearest even.
 OPSMITH_INLINE Vec<uint32_t> bf16_bits(F v) {
   // Adding half of the last kept bit (and that bit itself on a tie) rounds to nearest even; NaN must stay NaN.

@@ -19,12 +19,12 @@ from opsmith.compiler.geometry import native
 from opsmith.errors import OpsmithError
 from opsmith.timing import contention
 
-_FORMAT = 3  # raise it when the probe changes, so that old results are measured again
+_FORMAT = 4  # raise it when the probe changes, so that old results are measured again
 
 # Chains of independent multiply-adds in registers (compute), then sums and triads over buffers far larger than the
 # caches (memory). Every figure is the best of several passes: neighbours only ever make a pass slower.
 _PROBE = r"""
-#include "base.hpp"
+#include "gemm_tiles.hpp"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -73,8 +73,25 @@ static inline __attribute__((always_inline)) void hold(V& x) {
 #endif
 }
 
+// As many products in tiles as `steps` are on vectors: four independent sums of 16 x 16, each of 16 words of bf16 or of bytes.
+template <class T, class Number>
+static float compute_tiles(long steps) {
+  steps = steps * CHAINS * LANES / (4 * 16 * 16 * 16);
+  alignas(64) static const uint8_t zeros[T::rows * T::row_bytes] = {};
+  const opsmith::TilesInUse tiles;
+  T::template zero<0>(), T::template zero<1>(), T::template zero<2>(), T::template zero<3>();
+  T::template load<4>(zeros, T::row_bytes), T::template load<5>(zeros, T::row_bytes);
+  for (long s = 0; s < steps; ++s) {
+    T::template multiply<0, 4, 5>(Number{}), T::template multiply<1, 4, 5>(Number{});
+    T::template multiply<2, 4, 5>(Number{}), T::template multiply<3, 4, 5>(Number{});
+  }
+  return 0;
+}
+
 static float compute_bf16(long steps) {
   using namespace opsmith;
+  if constexpr (Tiles::exist)
+    if (has_tiles) return compute_tiles<Tiles, bf16>(steps);
   F acc[CHAINS] = {};
   const I words = narrow_pairs(splat(0.999f), splat(1e-3f));
   for (long s = 0; s < steps; ++s) {
@@ -92,6 +109,8 @@ static float compute_bf16(long steps) {
 
 static float compute_int8(long steps) {
   using namespace opsmith;
+  if constexpr (Tiles::exist)
+    if (has_tiles) return compute_tiles<Tiles, uint8_t>(steps);
   I acc[CHAINS] = {};
   const ByteDot::Value x = ByteDot::value(splat(0x01020304));
   const ByteDot::Columns b = ByteDot::columns(splat(0x01020304));

@@ -580,7 +580,7 @@ def _affordable(options: Iterable[Option], budget: float) -> dict[ir.Node, Optio
 
 
 def _options_bf16(node: Node, target: Target) -> list[Option]:
-    if "conv2d_winograd2" not in _ways(node):
+    if target.isa.multiplies_tiles or "conv2d_winograd2" not in _ways(node):  # tiles multiply faster than it transforms
         return []
     o, c = _weight_dims(node)[:2]
     if min(o, c) < CHANNELS_BF16:
