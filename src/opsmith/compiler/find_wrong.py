@@ -62,7 +62,7 @@ def find_wrong(pieces: Cut, verified: VerifyResult, target: Target, give_up: boo
     if give_up:
         return _whole_regions(pieces.regions, problem)
     if named := _named(pieces.regions, failed.problem or ""):  # it does not run
-        return _whole_regions(named, problem)
+        return _that_refused(pieces, named, problem) or _whole_regions(named, problem)
     reference = Reference(pieces, failed)
     try:
         faults = _faults(reference, target)
@@ -93,6 +93,20 @@ def _faults(reference: Reference, target: Target) -> list[tuple[Region, OutputCh
     """The regions that answer wrongly; those in bodies are not asked, their values change from turn to turn."""
     outside = [r for r in reference.pieces.regions if not r.path]
     return [(r, check) for r in outside if not (check := _check(r, reference, target)).ok]
+
+
+def _that_refused(pieces: Cut, regions: Sequence[Region], problem: str) -> Found | None:
+    """The nodes of REGIONS that the one which refused its inputs stands for, if it says which it is."""
+    refused = _REFUSED.search(problem)
+    programs = [p for r, p in zip(pieces.regions, pieces.programs, strict=True) if r in regions]
+    asked = {name for p in programs for name in p.origins_of([refused["node"]])} if refused else set()
+    nodes = [n for r in regions for n in r.nodes if n.name in asked]
+    if not nodes or refused is None:
+        return None
+    why = f"it did not run: {refused['why']}"
+    which = f"{nodes[-1].op_type} {nodes[-1].name} goes" if len(nodes) == 1 else f"{len(nodes)} nodes go"
+    remark = f"{which} back to ONNX Runtime: {refused['why']}, at {refused['node']}. This is a defect of ours"
+    return Found({n.name or "": why for n in nodes}, remark)
 
 
 def _whole_regions(regions: Sequence[Region], problem: str) -> Found:
