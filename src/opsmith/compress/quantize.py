@@ -28,6 +28,7 @@ from onnx import numpy_helper
 from opsmith import progress, session, store
 from opsmith.compress import quality
 from opsmith.compress.blocks import quantize_blocks
+from opsmith.compress.known_types import note_types
 from opsmith.compress.layers import Layer, constant, expose_weights, find_layers, find_tables, free_name, stored, tidy
 from opsmith.compress.nbits import Tensors, register, replace
 from opsmith.compress.own_outputs import write_test_data
@@ -354,6 +355,7 @@ def _with_ort(source: Path, target: Path, options: QuantizeOptions, feeds: Seque
                 str(source), str(prepared), skip_symbolic_shape=True, skip_optimization=external, **where
             )
             skip |= _prepare_for_the_tool(prepared)
+            note_types(prepared)
             if options.spare:
                 skip |= spared(store.open_model(prepared))  # the tool has given some nodes other names
             settings: dict[str, Any] = {
