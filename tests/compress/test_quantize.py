@@ -260,6 +260,20 @@ def test_static_takes_the_bias_of_a_gemm_whatever_its_rank(tmp_path, shape, quan
     assert ("fc: its bias differs from row to row" in result.left) is not quantized
 
 
+def test_weights_that_may_be_overridden_are_left_alone_and_the_refusal_says_so(tmp_path):
+    linear(tmp_path / "a.onnx", 64)
+    proto = onnx.load(tmp_path / "a.onnx")
+    (weight,) = (w for w in proto.graph.initializer if len(w.dims) == 2)
+    proto.graph.input.append(helper.make_tensor_value_info(weight.name, TensorProto.FLOAT, weight.dims))
+    onnx.save(proto, tmp_path / "a.onnx")
+    for method in ("weight-only", "fp16"):
+        with pytest.raises(OpsmithError) as refused:
+            quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", method=method, samples=2)
+        assert refused.value.hint == (
+            f"its weight {weight.name!r} may be overridden by who runs it: take them out of the graph's inputs, and they are constants"
+        )
+
+
 @pytest.mark.parametrize("method", ["dynamic", "static"])
 def test_what_follows_an_operator_that_onnx_does_not_know_is_quantized(tmp_path, method):
     """The tool asks ONNX's inference for types, which knows none behind a contrib operator."""
