@@ -108,7 +108,9 @@ def test_a_node_that_refuses_its_inputs_goes_back_and_its_region_stays(
     def refusing(*args: Any) -> Any:
         program = right(*args)
         calls = [c for c in program.calls if c.kernel.name == "attention"]
-        program.checks += [(c.nodes[0], compare(as_size(1), "==", 2), "the mask does not fit the scores") for c in calls]
+        program.checks += [
+            (c.nodes[0], compare(as_size(1), "==", 2), "the mask does not fit the scores") for c in calls
+        ]
         return program
 
     monkeypatch.setattr(cut, "lower_region", refusing)

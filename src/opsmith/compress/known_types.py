@@ -1,6 +1,6 @@
 """Note the types of values that ONNX's inference does not know, as those behind a contrib operator, for tools that ask it.
 
-    x -> com.microsoft::QuickGelu -> a -> MatMul -> h        a, h: unknown  ->  float, as ONNX Runtime takes them
+x -> com.microsoft::QuickGelu -> a -> MatMul -> h        a, h: unknown  ->  float, as ONNX Runtime takes them
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import logging
-import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ import onnxruntime as ort
 from onnx import numpy_helper
 
 from opsmith import progress, session, store
+from opsmith.check.inputs import overridable_weights
 from opsmith.compress import quality
 from opsmith.compress.blocks import quantize_blocks
 from opsmith.compress.known_types import note_types
@@ -163,7 +163,9 @@ def quantize(
         else:
             count, left = _with_ort(source, draft.path, options, feeds)
         if count == 0:
-            raise NothingSmaller(f"{source} has nothing that {method} quantization could make smaller", _other(model, method))
+            raise NothingSmaller(
+                f"{source} has nothing that {method} quantization could make smaller", _other(model, method)
+            )
         reached = quality.compare(reference, _run(draft.path, feeds, names, threads), logits=names == ["logits"])
         if options.goal is not None and not options.goal.reached(reached):
             figures = f"error {reached.error:.3g}, quality {reached.score:.4f}"
@@ -328,9 +330,7 @@ def _half(model: ir.Model, value: ir.Value) -> ir.Value:
 
 def _other(model: ir.Model, method: str) -> str:
     """What to do where a method found nothing."""
-    given = {v.name for v in model.graph.inputs} & model.graph.initializers.keys()
-    large = [name for name in given if math.prod(model.graph.initializers[name or ""].shape or ()) >= SMALLEST]
-    if large:
+    if large := overridable_weights(model):
         which = f"{len(large)} of its weights" if len(large) > 1 else f"its weight {large[0]!r}"
         return f"{which} may be overridden by who runs it: take them out of the graph's inputs, and they are constants"
     return _OTHER[method]
