@@ -125,9 +125,16 @@ class Reference:
     pieces: Cut
     case: Case  # whose inputs they are
 
-    @property
+    @functools.cached_property
     def feed(self) -> Values:
-        return self.case.inputs or {}
+        """What the inputs are, those too that have a default."""
+        graph = self.pieces.source.working.graph
+        tensors = (
+            (v.name or "", graph.initializers[v.name or ""].const_value)
+            for v in graph.inputs
+            if v.name in graph.initializers
+        )
+        return {**{name: t.numpy() for name, t in tensors if t is not None}, **(self.case.inputs or {})}
 
     def values(self, names: Collection[str]) -> Values:
         """The named values and the inputs; all values, where they are small enough to be computed but once."""
