@@ -219,3 +219,19 @@ def test_a_size_is_found_at_the_end_of_a_way_that_is_longer_than_the_stack_is_de
     nodes.append(h.make_node("MatMul", [names[-1], "w"], ["y"]))
     deep = model({"x": (T.FLOAT, ["n", "k"])}, nodes, w=np.ones((7, 2), np.float32))
     assert kinds.forced_sizes(deep.graph.inputs[0]) == {1: 7}
+
+
+@pytest.mark.parametrize(
+    ("op", "reads", "shape", "attributes"),
+    [
+        ("DynamicQuantizeLSTM", ("x", "w"), (1, 9, 20), {"hidden_size": 5}),
+        ("DynamicQuantizeMatMul", ("x", "w"), (9, 4), {}),
+        ("MatMulIntegerToFloat", ("x", "w"), (9, 4), {}),
+        ("MatMulNBits", ("x", "w"), (4, 1, 16), {"K": 9, "N": 4, "bits": 4, "block_size": 32}),
+        ("QLinearMatMul", ("x", "", "", "w"), (9, 4), {}),
+    ],
+)
+def test_the_weights_of_quantized_layers_say_how_long_the_last_axis_is(op, reads, shape, attributes) -> None:
+    node = h.make_node(op, reads, ["y"], domain="" if op == "QLinearMatMul" else "com.microsoft", **attributes)
+    quantized = model({"x": (T.UINT8, ["n", "m", "k"])}, [node], w=np.ones(shape, np.uint8))
+    assert kinds.forced_sizes(quantized.graph.inputs[0]) == {2: 9}

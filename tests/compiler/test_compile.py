@@ -11,6 +11,8 @@ import sys
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
+import onnx.parser
 import onnxruntime as ort
 import pytest
 from small import MLP, graph
@@ -178,6 +180,16 @@ def test_a_fixed_shape_is_taken_over(tmp_path):
     assert opsmith.load(result.variant).get_inputs()[0].shape == [2, 3, 8]
     with pytest.raises(OpsmithError, match="'z', which is neither an input nor a dim"):
         opsmith.compile(MLP, tmp_path / "m" / "d", shapes={"z": (1,)})
+
+
+def test_weights_that_are_inputs_with_a_default_are_named_in_a_remark(tmp_path):
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[n, 32] x, float[32, 32] v) => (float[n, 32] y) { h = MatMul(x, v)  y = MatMul(h, w) }""")
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.eye(32, dtype=np.float32), n) for n in "vw")
+    (remark,) = opsmith.compile(model, tmp_path / "c", dry_run=True).remarks
+    assert remark.startswith("its weight 'v' is an input with a default") and "'w'" not in remark
+    del model.graph.input[1]
+    assert not opsmith.compile(model, tmp_path / "c", dry_run=True).remarks
 
 
 def test_a_dry_run_writes_nothing_and_emit_only_builds_nothing(tmp_path):

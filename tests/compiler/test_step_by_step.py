@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
+import onnx.parser
 import onnx_ir as ir
 import pytest
 
@@ -16,6 +18,7 @@ import opsmith
 from opsmith.check.verify import verify
 from opsmith.compiler import cut, find_wrong
 from opsmith.compiler.partition import Region
+from opsmith.sizes import as_size, compare
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "check"))
 import test_spread as nets
@@ -96,3 +99,52 @@ def test_a_region_that_refuses_its_inputs_goes_back_with_what_it_said_in_one_sho
     assert found.remark.startswith(
         "1 region goes back to ONNX Runtime: the mask does not fit the scores, at attention_a."
     )
+
+
+def test_a_node_that_refuses_its_inputs_goes_back_and_its_region_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = cut.lower_region
+
+    def refusing(*args: Any) -> Any:
+        program = right(*args)
+        calls = [c for c in program.calls if c.kernel.name == "attention"]
+        program.checks += [
+            (c.nodes[0], compare(as_size(1), "==", 2), "the mask does not fit the scores") for c in calls
+        ]
+        return program
+
+    monkeypatch.setattr(cut, "lower_region", refusing)
+    text = """<ir_version: 9, opset_import: ["" : 18]> g (float[1,2,s,8] x, float[1,2,8,t] k, float[1,2,t,8] v) => (float[1,2,s,8] y) {
+        q = Abs(x)   scores = MatMul(q, k)   soft = Softmax(scores)   a = MatMul(soft, v)   y = Tanh(a) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    result = opsmith.compile(tmp_path / "m.onnx", tmp_path / "c", regions="all")
+    assert {(op, why) for op, _, why in result.left} == {
+        (op, "it did not run: the mask does not fit the scores") for op in ("MatMul", "Softmax")
+    }
+    assert result.native == 2 and any("3 nodes go back" in r for r in result.remarks), result.remarks
+
+
+def test_a_wrong_node_beside_a_weight_that_has_a_default_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = cut.lower_region
+
+    def wrong(*args: Any) -> Any:
+        program = right(*args)
+        for key, weight in program.weights.items():
+
+            def twice(write: Any = weight.write) -> Any:
+                return 2 * np.array(write())
+
+            program.weights[key] = dataclasses.replace(weight, write=twice)
+        return program
+
+    monkeypatch.setattr(cut, "lower_region", wrong)
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[n, 32] x, float[32, 32] v) => (float[n, 32] y) { h = MatMul(x, v)  y = MatMul(h, w) }""")
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.eye(32, dtype=np.float32), n) for n in "vw")
+    onnx.save(model, tmp_path / "m.onnx")
+    result = opsmith.compile(tmp_path / "m.onnx", tmp_path / "c", regions="all")
+    assert result.native == 1 and len(result.left) == 1, result.remarks
+    assert any("it stays there. This is a defect of ours" in r for r in result.remarks), result.remarks

@@ -260,6 +260,34 @@ def test_static_takes_the_bias_of_a_gemm_whatever_its_rank(tmp_path, shape, quan
     assert ("fc: its bias differs from row to row" in result.left) is not quantized
 
 
+def test_weights_that_may_be_overridden_are_left_alone_and_the_refusal_says_so(tmp_path):
+    linear(tmp_path / "a.onnx", 64)
+    proto = onnx.load(tmp_path / "a.onnx")
+    (weight,) = (w for w in proto.graph.initializer if len(w.dims) == 2)
+    proto.graph.input.append(helper.make_tensor_value_info(weight.name, TensorProto.FLOAT, weight.dims))
+    onnx.save(proto, tmp_path / "a.onnx")
+    for method in ("weight-only", "fp16"):
+        with pytest.raises(OpsmithError) as refused:
+            quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", method=method, samples=2)
+        assert refused.value.hint == (
+            f"its weight {weight.name!r} may be overridden by who runs it: take them out of the graph's inputs, and they are constants"
+        )
+
+
+@pytest.mark.parametrize("method", ["dynamic", "static"])
+def test_what_follows_an_operator_that_onnx_does_not_know_is_quantized(tmp_path, method):
+    """The tool asks ONNX's inference for types, which knows none behind a contrib operator."""
+    rng = np.random.default_rng(0)
+    text = """<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]> g (float[n, 64] x) => (float[n, 64] y) {
+        a = com.microsoft.QuickGelu <alpha = 1.5> (x)  h = MatMul (a, w)  s = Sin (h)  y = Gemm (s, v, b) }"""
+    model = onnx.parser.parse_model(text)
+    for name, shape in {"v": (64, 64), "w": (64, 64), "b": (64,)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape, np.float32) / 8, name))
+    onnx.save(model, tmp_path / "a.onnx")
+    result = quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", method=method, samples=2, threads=1)
+    assert result.quantized == 2 and result.quality.cosine > 0.99
+
+
 @pytest.mark.parametrize("method", ["fp16", "weight-only"])
 def test_an_export_goes_on_to_the_compiler_when_it_is_quantized(tmp_path, method):
     """The stored outputs are the smaller model's own, so that verify and compile hold it to what it computes."""

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from rewrite_graphs import fired, model, random_inputs, rewrite, run
 
 from opsmith.rewriter import rewrite_model
+from opsmith.rewriter.passes import opsets
 
 NUMBERS = {"i0": np.array(0), "i1": np.array(1), "i2": np.array(2), "four": np.array(4), "ax": np.array([0])}
 NUMBERS["minus"] = np.array([-1])
@@ -95,3 +96,17 @@ def test_two_outputs_of_one_value_and_an_input_as_output() -> None:
 def test_double_precision_keeps_its_type() -> None:
     body = "s = Sigmoid(x) y = Mul(x, s)"
     assert rewrite(model("double[2,4] x => double[2,4] y", body))[0] == {"Silu": 1}
+
+
+def test_branches_that_call_different_values_alike_keep_their_own_sizes_when_the_opset_is_raised() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 13]> g (float[n] x, bool c) => (int64[2] y) {
+        y = If (c) <then_branch = t () => (int64[2] a) <int64[2] to = {2, -1}, float[2, 6] v> {
+            v = Reshape(x, to)   a = Shape(v) },
+        else_branch = e () => (int64[2] b) <int64[2] to = {3, -1}, float[3, 4] v> {
+            v = Reshape(x, to)   b = Shape(v) }> }"""
+    model = onnx.parser.parse_model(text)
+    raised = ir.from_proto(model)
+    opsets.raise_opset(raised)
+    assert raised.opset_imports[""] == opsets.NEW
+    branches = [raised.graph[0].attributes[name].as_graph() for name in ("then_branch", "else_branch")]
+    assert [str(next(v.shape for n in b for v in n.outputs if v.name == "v")) for b in branches] == ["[2,6]", "[3,4]"]

@@ -60,6 +60,14 @@ def specs(model: ir.Model, file: str = "") -> list[Input]:
         about = smaller  # attention over a large picture would take all memory
 
 
+def overridable_weights(model: ir.Model) -> list[str]:
+    """Weights that are inputs, too, as exporters of old wrote them: whoever runs the model may override them, so they are no constants."""
+    given = {value.name for value in model.graph.inputs}
+    weights = ((name, value.shape) for name, value in model.graph.initializers.items() if name in given)
+    return [name for name, shape in weights if shape is not None and math.prod(shape.numpy()) >= WEIGHT]
+
+
+WEIGHT = 1024  # elements of what counts as one
 MOST_ELEMENTS = 1 << 27  # of one value at typical sizes: 512 MiB in single precision
 
 

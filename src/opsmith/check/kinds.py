@@ -302,23 +302,28 @@ def _demands(node: ir.Node, position: int, rank: int) -> Iterator[tuple[int, int
         yield 1, sizes[1] * ints("group", 1)
     elif op in ("ConvTranspose", "BatchNormalization", "InstanceNormalization"):
         yield 1, sizes[0]
-    elif op in ("MatMul", "MatMulInteger"):
+    elif op == "MatMulNBits":
+        yield -1, ints("K", 0)
+    elif op in _PRODUCTS:
         yield -1, sizes[-2]
     elif op == "Gemm":
         yield 0 if ints("transA", 0) else 1, sizes[1 if ints("transB", 0) else 0]
     elif op == "LayerNormalization":
         yield -1, sizes[0]
+    elif op == "DynamicQuantizeLSTM":  # (directions, input, gates * hidden)
+        yield 2, sizes[1]
     else:  # recurrent: (directions, gates * hidden, input)
         yield 2, sizes[2]
 
 
 # operator -> which of its inputs is the weight, and of which ranks it may be
 _MANY = range(2, 9)
+_PRODUCTS = ("MatMul", "MatMulInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QLinearMatMul")
 _WEIGHTS: dict[str, tuple[int, Sequence[int]]] = {
-    **dict.fromkeys(("Conv", "ConvInteger", "MatMul", "MatMulInteger"), (1, _MANY)),
+    **dict.fromkeys(("Conv", "ConvInteger", "MatMulNBits", *_PRODUCTS), (1, _MANY)),
     **dict.fromkeys(("ConvTranspose", "BatchNormalization", "InstanceNormalization"), (1, range(1, 9))),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), (1, [3])),
-    "QLinearConv": (3, _MANY),
+    **dict.fromkeys(("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"), (1, [3])),
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul"), (3, _MANY)),
     "Gemm": (1, [2]),
     "LayerNormalization": (1, [1]),
 }

@@ -279,8 +279,7 @@ def lower(region: Region, source: Source, known: Facts, target: Target) -> Progr
     except Unsupported as reason:
         blamed = stands_for.get(reason.node.name or "", ()) if reason.node is not None else ()
         raise GoesBack([n for n in region.nodes if n.name in blamed] or region.nodes[-1:], str(reason)) from reason
-    for call in program.calls:
-        call.origins = tuple(dict.fromkeys(name for node in call.nodes for name in stands_for.get(node, (node,))))
+    program.origins = stands_for
     return program
 
 

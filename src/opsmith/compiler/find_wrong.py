@@ -62,7 +62,7 @@ def find_wrong(pieces: Cut, verified: VerifyResult, target: Target, give_up: boo
     if give_up:
         return _whole_regions(pieces.regions, problem)
     if named := _named(pieces.regions, failed.problem or ""):  # it does not run
-        return _whole_regions(named, problem)
+        return _that_refused(pieces, named, problem) or _whole_regions(named, problem)
     reference = Reference(pieces, failed)
     try:
         faults = _faults(reference, target)
@@ -95,6 +95,20 @@ def _faults(reference: Reference, target: Target) -> list[tuple[Region, OutputCh
     return [(r, check) for r in outside if not (check := _check(r, reference, target)).ok]
 
 
+def _that_refused(pieces: Cut, regions: Sequence[Region], problem: str) -> Found | None:
+    """The nodes of REGIONS that the one which refused its inputs stands for, if it says which it is."""
+    refused = _REFUSED.search(problem)
+    programs = [p for r, p in zip(pieces.regions, pieces.programs, strict=True) if r in regions]
+    asked = {name for p in programs for name in p.origins_of([refused["node"]])} if refused else set()
+    nodes = [n for r in regions for n in r.nodes if n.name in asked]
+    if not nodes or refused is None:
+        return None
+    why = f"it did not run: {refused['why']}"
+    which = f"{nodes[-1].op_type} {nodes[-1].name} goes" if len(nodes) == 1 else f"{len(nodes)} nodes go"
+    remark = f"{which} back to ONNX Runtime: {refused['why']}, at {refused['node']}. This is a defect of ours"
+    return Found({n.name or "": why for n in nodes}, remark)
+
+
 def _whole_regions(regions: Sequence[Region], problem: str) -> Found:
     refused = _REFUSED.search(problem)
     why = f"its region did not run: {refused['why']}" if refused else f"the compiled model differed: {problem[:SHOWN]}"
@@ -111,9 +125,16 @@ class Reference:
     pieces: Cut
     case: Case  # whose inputs they are
 
-    @property
+    @functools.cached_property
     def feed(self) -> Values:
-        return self.case.inputs or {}
+        """What the inputs are, those too that have a default."""
+        graph = self.pieces.source.working.graph
+        tensors = (
+            (v.name or "", graph.initializers[v.name or ""].const_value)
+            for v in graph.inputs
+            if v.name in graph.initializers
+        )
+        return {**{name: t.numpy() for name, t in tensors if t is not None}, **(self.case.inputs or {})}
 
     def values(self, names: Collection[str]) -> Values:
         """The named values and the inputs; all values, where they are small enough to be computed but once."""

@@ -117,4 +117,4 @@ def write_programs(cuts: Mapping[str, Cut], draft: Draft) -> None:
         for program in pieces.programs:
             (folder / f"{program.name}.txt").write_text(show(program), encoding="utf-8")
         if pieces.programs:
-            store.write_origins(folder, {p.name: [list(c.origins) for c in p.calls] for p in pieces.programs})
+            store.write_origins(folder, {p.name: [p.origins_of(c.nodes) for c in p.calls] for p in pieces.programs})

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -255,7 +255,6 @@ class Call:
     binds: Size | None = (
         None  # a size that only this call knows: what the kernel returns; only outputs of the region have it
     )
-    origins: tuple[str, ...] = ()  # the nodes of the source that `nodes` stand for
     precision: Precision | None = None  # of a product
 
     @property
@@ -334,6 +333,10 @@ class Program:
     weights: dict[str, Weight] = field(default_factory=dict)
     checks: list[tuple[str, Condition, str]] = field(default_factory=list)  # node, what must hold, message
     weight_bytes: int = 0
+    origins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # node -> those of the source it stands for
+
+    def origins_of(self, nodes: Iterable[str]) -> list[str]:
+        return list(dict.fromkeys(name for node in nodes for name in self.origins.get(node, (node,))))
 
     def verify(self) -> None:
         """Every rule that the printer and the planner rely on; an AssertionError is a bug of a lowering."""

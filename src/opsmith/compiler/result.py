@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from opsmith.check.feed import Judged
+from opsmith.check.inputs import overridable_weights
 from opsmith.check.verify import VerifyResult
 from opsmith.compiler import auto, keep
 from opsmith.compiler.cut import Cut
@@ -84,4 +85,11 @@ def summarize(pieces: Cut, clock: Clock) -> CompileResult:
     ]
     reasons = {n.name: why for n, why in pieces.reasons.items()}
     left = [(n.op_type, n.name or "", reasons.get(n.name, AROUND)) for n in pieces.left]
-    return CompileResult(None, rows, left, len(pieces.source.nodes()), seconds=clock.seconds)
+    result = CompileResult(None, rows, left, len(pieces.source.nodes()), seconds=clock.seconds)
+    if large := overridable_weights(pieces.source.model):
+        which = f"{len(large)} of its weights are inputs" if len(large) > 1 else f"its weight {large[0]!r} is an input"
+        result.remarks.append(
+            f"{which} with a default, which a caller may override: packed, and fast, they are once they are taken out of "
+            "the graph's inputs"
+        )
+    return result

@@ -26,8 +26,10 @@ import onnxruntime as ort
 from onnx import numpy_helper
 
 from opsmith import progress, session, store
+from opsmith.check.inputs import overridable_weights
 from opsmith.compress import quality
 from opsmith.compress.blocks import quantize_blocks
+from opsmith.compress.known_types import note_types
 from opsmith.compress.layers import Layer, constant, expose_weights, find_layers, find_tables, free_name, stored, tidy
 from opsmith.compress.nbits import Tensors, register, replace
 from opsmith.compress.own_outputs import write_test_data
@@ -161,7 +163,9 @@ def quantize(
         else:
             count, left = _with_ort(source, draft.path, options, feeds)
         if count == 0:
-            raise NothingSmaller(f"{source} has nothing that {method} quantization could make smaller", _OTHER[method])
+            raise NothingSmaller(
+                f"{source} has nothing that {method} quantization could make smaller", _other(model, method)
+            )
         reached = quality.compare(reference, _run(draft.path, feeds, names, threads), logits=names == ["logits"])
         if options.goal is not None and not options.goal.reached(reached):
             figures = f"error {reached.error:.3g}, quality {reached.score:.4f}"
@@ -324,6 +328,14 @@ def _half(model: ir.Model, value: ir.Value) -> ir.Value:
     return made
 
 
+def _other(model: ir.Model, method: str) -> str:
+    """What to do where a method found nothing."""
+    if large := overridable_weights(model):
+        which = f"{len(large)} of its weights" if len(large) > 1 else f"its weight {large[0]!r}"
+        return f"{which} may be overridden by who runs it: take them out of the graph's inputs, and they are constants"
+    return _OTHER[method]
+
+
 # --- through ONNX Runtime's own tool ---------------------------------------------------------------------
 
 
@@ -354,6 +366,7 @@ def _with_ort(source: Path, target: Path, options: QuantizeOptions, feeds: Seque
                 str(source), str(prepared), skip_symbolic_shape=True, skip_optimization=external, **where
             )
             skip |= _prepare_for_the_tool(prepared)
+            note_types(prepared)
             if options.spare:
                 skip |= spared(store.open_model(prepared))  # the tool has given some nodes other names
             settings: dict[str, Any] = {

@@ -14,6 +14,7 @@ ONNX Runtime, later all 1.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -47,18 +48,30 @@ def raise_opset(model: ir.Model) -> None:
         _numbers_of_its_type(converted)  # (4)
         if not _old_positions(converted):  # (2) (3)
             return
-    _forget_shapes(converted, model)
+    _forget_shapes(converted.graph, model.graph)
     model.graph = converted.graph
     model.functions.clear()
     model.functions.update(converted.functions)
 
 
-def _forget_shapes(converted: ir.Model, model: ir.Model) -> None:
-    """Those that the converter inferred: ONNX takes it that no operand of an Einsum is stretched and that every loop runs."""
-    said = {v.name: v.shape for n in model.graph.all_nodes() for v in n.outputs if v.name and v.shape is not None}
-    for node in converted.graph.all_nodes():
+def _forget_shapes(converted: ir.Graph, graph: ir.Graph | None) -> None:
+    """Those that the converter inferred: ONNX takes it that no operand of an Einsum is stretched and that every loop runs.
+
+    Graph by graph: the two branches of an If may call their values by the same names.
+    """
+    makers = {v.name: n for n in graph or () for v in n.outputs if v.name}
+    said = {v.name: v.shape for n in makers.values() for v in n.outputs}
+    for node in converted:
         for value in node.outputs:
-            value.shape = said.get(value.name or "")
+            value.shape = said.get(value.name) if value.name else None
+        before = next((makers[v.name] for v in node.outputs if v.name in makers), None)
+        bodies = dict(_bodies(before)) if before is not None else {}
+        for place, body in _bodies(node):
+            _forget_shapes(body, bodies.get(place))
+
+
+def _bodies(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
+    return ((name, a.as_graph()) for name, a in node.attributes.items() if a.type == ir.AttributeType.GRAPH)
 
 
 def _cannot_be_raised(node: ir.Node, opset: int) -> bool:
