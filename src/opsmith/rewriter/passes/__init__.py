@@ -23,6 +23,7 @@ import onnx_ir.passes.common as common
 from onnxscript import optimizer
 
 from opsmith.analysis.control import gathered_perhaps
+from opsmith.check.drawn import draws
 from opsmith.errors import OpsmithError
 from opsmith.rewriter.passes import invariants, opsets, shapes, small_rules, weights
 from opsmith.rewriter.rule import DOMAIN, tensor_of
@@ -242,19 +243,6 @@ def tidy(model: ir.Model) -> None:
     own_outputs(model.graph, names)
     with quiet():
         common.NameFixPass()(model)
-
-
-# What two equal nodes of answer differently: they draw random numbers.
-_DRAW = {
-    *("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-    *("BiasDropout", "BitmaskBiasDropout", "BitmaskDropout", "Sampling"),  # com.microsoft
-}
-_KNOWN_DOMAINS = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN}
-
-
-def draws(node: ir.Node) -> bool:
-    """Whether a node may answer otherwise the next time. Of domains that are not known here all may."""
-    return node.op_type in _DRAW or node.domain not in _KNOWN_DOMAINS
 
 
 def _merge_equal_nodes(model: ir.Model) -> None:
