@@ -21,6 +21,14 @@ COMPILED = {
         """(float[n,6,m] a, float[n,m,6] b) => (bool[n,6,6] y, bool[n,6,6] z) <float k = {0.5}> {
           t = MatMul(a, b)  y = IsInf(t)  u = MatMul(a, b)  v = Exp(u)  z = Greater(v, k) }""",
     ),
+    "masks of booleans behind a product: of columns, of rows, of both": (
+        20,
+        """(float[n,4,6,8] a, float[n,4,8,m] b, bool[1,1,1,m] c, bool[n,4,6,1] r, bool[n,4,6,m] e, float[n,7] x, bool[9] f)
+          => (float[n,4,6,m] y, float[n,4,6,m] z, float[n,4,6,m] w, float[n,9] v) <float k = {-10000}, float[7,9] p = {ONES}> {
+          t = MatMul(a, b)  y = Where(c, t, k)  u = MatMul(a, b)  s = Neg(u)  z = Where(r, s, k)
+          o = MatMul(a, b)  w = Where(e, k, o)
+          q = MatMul(x, p)  v = Where(f, q, k) }""".replace("ONES", ",".join(["0.5"] * 63)),
+    ),
     "a logarithm of a sum of integers, whose exponentials ONNX Runtime rounds": (
         14,
         """(float[n] x, int64[3,m] k) => (float[n] a, int64 y, int64[3,1] z) {
