@@ -176,8 +176,8 @@ def _clip(node: NodeLike, x: Expr, *limits: Expr) -> Expr:
     kind = node.type_of(0)
     if kind.is_floating_point():
         low, high = (
-            (constant(node, kind.min) if low is None else low),
-            (constant(node, kind.max) if high is None else high),
+            (constant(node, float(kind.min)) if low is None else low),
+            (constant(node, float(kind.max)) if high is None else high),
         )
     x = x if low is None else f.maximum(x, low)
     return x if high is None else f.minimum(x, high)
