@@ -48,11 +48,15 @@ VERBS: dict[str, list[str]] = {
     "prune": ["prune", M, "{dest}", "--method", "magnitude", "--ratio", "0.2", "--calibration", "generated"],
     "compile": ["compile", M, "{dest}", "--regions", "all"],
     "weights": ["weights", M, M, "{dest}"],
+    "swap": ["weights", "{compiled}", M, "{dest}"],
+    "pack": ["pack", M, "-o", "{dest}"],
     "verify": ["verify", M, "{good}"],
     "bench": ["bench", M, "--seconds", "0.2", "--processes", "1"],
     "profile": ["profile", M],
     "compare": ["compare", "{good}", M, "--seconds", "0.5"],
-    "distill": ["distill", M, "{dest}"],
+    "report": ["report", M, "-o", "{dest}", "--seconds", "0.2", "--processes", "1"],
+    "map": ["map", M, "{rows}", "-o", "{dest}.jsonl", "--processes", "1"],
+    "distill": ["distill", M, "{dest}", "--function", "Relu"],
     "explain-session": ["explain-session", M],
 }
 SECONDS, BYTES = 10.0, 2 << 30
@@ -486,9 +490,13 @@ def attack(only: str = "", verbs: Collection[str] = tuple(VERBS)) -> tuple[int, 
         folder.mkdir()
         files = [f for f in write(folder) if only in f.name]
         good, dest = folder / "self.onnx", Path(room) / "dest"
+        places = {"good": good, "compiled": Path(room) / "compiled", "rows": Path(room) / "rows.jsonl"}
+        places["rows"].write_text('{"x": [1, 2, 3]}\n' * 5)
+        if "swap" in verbs:
+            run(["compile", str(good), str(places["compiled"]), "--regions", "all"], Path(room))
         for file in files:
             for verb, arguments in ((v, VERBS[v]) for v in verbs):
-                end = run([a.format(model=file, good=good, dest=dest / verb) for a in arguments], Path(room))
+                end = run([a.format(model=file, dest=dest / verb, **places) for a in arguments], Path(room))
                 count += 1
                 if count % 50 == 0:
                     print(f"{count} commands, {len(problems)} problems", flush=True)

@@ -74,7 +74,13 @@ def loop_bomb() -> onnx.ModelProto:
 
 
 BOMBS = [range_bomb, concat_bomb, shape_bomb, call_bomb, size_bomb, loop_bomb]
-VERBS = [["inspect"], ["optimize", "--level", "1"], ["compile", "--dry-run"], ["verify"]]
+VERBS = [
+    ["inspect"],
+    ["optimize", "--level", "1"],
+    ["compile", "--dry-run"],
+    ["quantize", "--method", "dynamic"],
+    ["verify"],
+]
 # Memory counts what Python and its packages take by themselves. Processor time, as the machine may be busy.
 RUN = """
 import json, os, sys

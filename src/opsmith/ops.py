@@ -168,11 +168,17 @@ def _mean(node: NodeLike, *x: Expr) -> Expr:
 
 
 def _clip(node: NodeLike, x: Expr, *limits: Expr) -> Expr:
-    """min(max(x, low), high): ONNX lets high win where low > high."""
+    """min(max(x, low), high): ONNX lets high win where low > high. A limit that is not given is the last finite number."""
     if node.opset < 11:
         low, high = (None if (v := node.attribute(a)) is None else constant(node, v) for a in ("min", "max"))
     else:
         low, high = limits[0] if node.has(1) else None, limits[-1] if node.has(2) else None
+    kind = node.type_of(0)
+    if kind.is_floating_point():
+        low, high = (
+            (constant(node, float(kind.min)) if low is None else low),
+            (constant(node, float(kind.max)) if high is None else high),
+        )
     x = x if low is None else f.maximum(x, low)
     return x if high is None else f.minimum(x, high)
 

@@ -21,6 +21,19 @@ COMPILED = {
         """(float[n,6,m] a, float[n,m,6] b) => (bool[n,6,6] y, bool[n,6,6] z) <float k = {0.5}> {
           t = MatMul(a, b)  y = IsInf(t)  u = MatMul(a, b)  v = Exp(u)  z = Greater(v, k) }""",
     ),
+    "masks of booleans behind a product: of columns, of rows, of both": (
+        20,
+        """(float[n,4,6,8] a, float[n,4,8,m] b, bool[1,1,1,m] c, bool[n,4,6,1] r, bool[n,4,6,m] e, float[n,7] x, bool[9] f)
+          => (float[n,4,6,m] y, float[n,4,6,m] z, float[n,4,6,m] w, float[n,9] v) <float k = {-10000}, float[7,9] p = {ONES}> {
+          t = MatMul(a, b)  y = Where(c, t, k)  u = MatMul(a, b)  s = Neg(u)  z = Where(r, s, k)
+          o = MatMul(a, b)  w = Where(e, k, o)
+          q = MatMul(x, p)  v = Where(f, q, k) }""".replace("ONES", ",".join(["0.5"] * 63)),
+    ),
+    "a logarithm of a sum of integers, whose exponentials ONNX Runtime rounds": (
+        14,
+        """(float[n] x, int64[3,m] k) => (float[n] a, int64 y, int64[3,1] z) {
+          a = Neg(x)  y = ReduceLogSumExp <keepdims = 0> (k)  z = ReduceLogSumExp <axes = [-1]> (k) }""",
+    ),
     "a half from a small vector of integers, which is shape arithmetic": (
         13,
         "(int64[3] x) => (float16[3] y) { y = Cast <to = 10> (x) }",
@@ -181,6 +194,19 @@ def test_the_largest_and_smallest_beside_nan_are_where_onnx_runtime_says(tmp_pat
             x = rng.integers(-5, 5, (9, 20)).astype(np.float32)  # with equals
             x.flat[rng.integers(x.size, size=nans)] = np.nan
             np.testing.assert_array_equal(ours.run(None, {"x": x})[0], stock.run(None, {"x": x})[0])
+
+
+def test_a_limit_that_a_clip_leaves_out_is_the_last_finite_number(tmp_path: Path) -> None:
+    text = "(float[n] x, float16[n] k) => (float[n] a, float[n] b, float[n] c, float16[n] d) <float one = {1}> "
+    text += "{ a = Clip(x, , one)  b = Clip(x, one)  c = Clip(x)  d = Clip(k) }"
+    proto = onnx.parser.parse_model(HEAD.format(opset=20) + text)
+    library, (result,) = compile_batch([("m", proto.SerializeToString())], tmp_path)
+    assert result.native
+    x = np.array([-np.inf, np.inf, np.nan, 2, -3], np.float32)
+    feed = {"x": x, "k": x.astype(np.float16)}
+    ours, stock = fuzz.session(result.path, library), fuzz.session(proto.SerializeToString())
+    for got, want in zip(ours.run(None, feed), stock.run(None, feed), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 REWRITTEN = {

@@ -177,3 +177,26 @@ def test_layers_behind_each_other_as_exporters_write_them(tmp_path: Path) -> Non
         feed = {"x": random.normal(0, 1, (b, t, 5)).astype(np.float32)}
         for want, got in zip(stock.run(None, feed), own.run(None, feed)):
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_nan_stays_nan_where_gates_are_clipped(tmp_path: Path) -> None:
+    random, info = np.random.default_rng(0), helper.make_tensor_value_info
+    models = {}
+    for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4)):
+        weights = [
+            numpy_helper.from_array(random.normal(0, 1, (1, gates * 3, k)).astype(np.float32), n)
+            for n, k in (("W", 4), ("R", 3))
+        ]
+        node = helper.make_node(op, ["x", "W", "R"], ["y"], hidden_size=3, clip=0.5)
+        graph = helper.make_graph([node], op, [info("x", 1, ["t", "b", 4])], [info("y", 1, ["t", 1, "b", 3])], weights)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
+        models[op] = model.SerializeToString()
+    library, built = compile_batch(list(models.items()), tmp_path)
+    x = random.normal(0, 1, (2, 3, 4)).astype(np.float32)
+    x[0, 1, 2] = np.nan
+    for model, result in zip(models.values(), built, strict=True):
+        assert result.native
+        (want,) = ort.InferenceSession(model, options()).run(None, {"x": x})
+        (got,) = ort.InferenceSession(result.path, options(library)).run(None, {"x": x})
+        assert np.isnan(want).any()
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

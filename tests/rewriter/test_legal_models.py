@@ -193,6 +193,16 @@ def test_numbers_of_pad_and_clip_have_the_type_of_their_operand(kind: int, opset
     check(proto)
 
 
+def test_powers_of_integers_that_overflow_are_not_folded() -> None:
+    base = np.array([-1, -(2**31), 2**31 - 1, 3], np.int32)
+    nodes = [N("Pow", ["k", "e"], ["p"]), N("Pow", ["k", "l"], ["q"]), N("Cast", ["p"], ["pf"], to=FLOAT)]
+    nodes += [N("Cast", ["q"], ["qf"], to=FLOAT), N("Add", ["x", "pf"], ["y"]), N("Add", ["x", "qf"], ["z"])]
+    constants = {"k": base, "e": np.array([4, 5, 6, 2]), "l": np.array([2, 0, 1, -1], np.float32)}
+    check(proto_of(nodes, {"x": [4]}, {"y": FLOAT, "z": FLOAT}, constants))
+    small = [N("Pow", ["a", "b"], ["p"]), N("ReduceSum", ["p"], ["q"]), N("Cast", ["q"], ["k"], to=FLOAT)]
+    assert _folded(small, {"a": np.array([3, 2]), "b": np.array([2, 40])}) == {"Add"}
+
+
 def test_the_mask_of_a_dropout_before_opset_12() -> None:
     check(proto_of([N("Dropout", ["x"], ["y", "z"], ratio=0.5)], {"x": [2, 3]}, {"y": FLOAT, "z": 9}, opset=10))
 

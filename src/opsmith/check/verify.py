@@ -3,7 +3,8 @@
 Both run on the stored test data, on fresh seeded inputs of several shapes, and on degenerate ones: constant rows, zeros,
 large and tiny numbers. An element of B passes when |b - a| <= atol + rtol * |a|, with A the reference. Where A amplifies
 rounding, because it holds quantizers or because its inputs are degenerate, B also passes within A's own spread (spread.py). Where B
-agrees with A computed in double precision (exact.py), A is the one that is off, and B passes.
+agrees with A computed in double precision (exact.py), A is the one that is off, and B passes. An output for which A draws random
+numbers, and answers otherwise each time (drawn.py), is not compared.
 A model that computes in less than fp32 is held to another rule: |b - a| within a bound, in units of the output's scale.
 One model is in memory at a time: what A answered waits on disk.
 """
@@ -28,6 +29,7 @@ from opsmith.check import exact, spread
 from opsmith.check import inputs as generate
 from opsmith.check.bisect import Parting, bisect_models
 from opsmith.check.differences import BOUNDS, OutputCheck, Tolerance, compare_all, compare_arrays, scaled, worst_first
+from opsmith.check.drawn import drawn
 from opsmith.check.feed import Given, bound_by, fitted, judged_feed
 from opsmith.check.inputs import Array, Dims, Fixed
 from opsmith.check.spool import keep, keep_all
@@ -67,6 +69,7 @@ class Case:
 class VerifyResult(Shown):
     cases: tuple[Case, ...]
     dropped: tuple[str, ...] = ()  # inputs that the reference refuses or B was not made for, and why
+    drawn: tuple[str, ...] = ()  # outputs that were not compared: A answers them otherwise each time
     parting: Parting | None = None
     note: str | None = None  # what bisect could not do
     unchecked: str | None = None  # why nothing was compared: no inputs were found that A runs on
@@ -147,8 +150,9 @@ def verify(
                 answers, _ = _answers(path_a, [_Feed(judged.origin, judged.dims, judged.feed)], Path(kept), threads)
             outputs = [value.name or "" for value in model_a.graph.outputs]
             compared = _cases(path_b, answers, outputs, tolerance, threads, Path(kept), provider)
+            compared, changing = _without_drawn(path_a, model_a, compared, outputs, tolerance, threads)
             cases = _settled(path_a, model_a, compared, outputs, threads, ULPS.get(precision))
-            result = VerifyResult(tuple(cases), tuple(dropped))
+            result = VerifyResult(tuple(cases), tuple(dropped), changing)
             if result.ok or not bisect:
                 return result
             fed = _fed_to_first_failure(cases, answers)
@@ -323,6 +327,27 @@ def _cases(
                 again = None if against.ok else held or keep_all(kept, len(answers) + index, actual)
                 found.append(_Compared(against, answer, again))
     return found
+
+
+def _without_drawn(
+    path: Path,
+    a: ir.Model,
+    compared: list[_Compared],
+    outputs: Sequence[str],
+    tolerance: Tolerance,
+    threads: int | None,
+) -> tuple[list[_Compared], tuple[str, ...]]:
+    """What was compared without the outputs that A draws, and which these are. Asked only where something differs."""
+    differing = [c for c in compared if c.actual is not None]
+    if not differing:
+        return compared, ()
+    names = drawn(path, a, (c.answer.feed.inputs for c in differing), outputs, tolerance, threads)
+    left = []
+    for c in compared:
+        checks = tuple(check for check in c.case.outputs if check.name not in names)
+        case = dataclasses.replace(c.case, outputs=checks)
+        left.append(dataclasses.replace(c, case=case, actual=None if case.ok else c.actual))
+    return left, tuple(sorted(names))
 
 
 _Statistics: TypeAlias = "dict[str, dict[str, float]]"  # output -> statistic -> its largest value

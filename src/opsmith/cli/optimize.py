@@ -24,6 +24,7 @@ JSON = {
     "before": "the source: `nodes` per operator, `size` in bytes, `flops`, `milliseconds`",
     "after": "the result, likewise",
     "error": "largest absolute difference of the outputs",
+    "drawn": "outputs that were not compared: the source draws random numbers for them",
     "timed_with": "the inputs, where they come from, and the threads",
     "trials": "with --measure: what each rule gained, and whether it was kept",
 }
@@ -149,6 +150,8 @@ def _print(result: OptimizeResult) -> None:
     if result.error is not None:
         table.add_row("max abs error", "", f"{result.error:.1e}")
     console.show(table)
+    for name in result.drawn:
+        console.say(f"[yellow]not compared:[/] {console.escape(name)}: the source draws random numbers for it")
     if result.timed_with is not None:
         console.say(f"timed with {console.escape(result.timed_with)}")
     console.say(f"wrote {console.escape(str(result.variant.path))}")

@@ -21,6 +21,7 @@ JSON = {
     "ok": "whether all cases agree",
     "cases": "each set of inputs: its name, dims, and per output the errors and tolerances",
     "dropped": "inputs that A refuses or B was not made for, and why",
+    "drawn": "outputs that were not compared: A draws random numbers for them",
     "parting": "with --bisect: the first value that differs, its nodes in A and B, its errors",
     "note": "what --bisect could not do",
     "unchecked": "why nothing was compared, if so",
@@ -97,6 +98,8 @@ def _print(result: VerifyResult) -> None:
     console.show(table)
     for dropped in result.dropped:
         console.say(f"[yellow]left out:[/] {console.escape(dropped)}")
+    for name in result.drawn:
+        console.say(f"[yellow]not compared:[/] {console.escape(name)}: A draws random numbers for it")
     if result.unchecked:
         console.say(f"[yellow]not checked:[/] A runs on none of the inputs tried: {console.escape(result.unchecked)}")
         console.say("give --input, --shape or test data")

@@ -215,7 +215,7 @@ def epilogue_lambda(epilogue: Epilogue) -> str:
 def _load(operand: RowOperand) -> str:
     row = f"row.{operand.row} * {operand.name}_ld + " if operand.row else ""
     at = f"{operand.name}_at"
-    load = "load_words" if operand.view.dtype == DataType.INT32 else "load"
+    load = {DataType.INT32: "load_words", DataType.BOOL: "lanes_from"}.get(operand.view.dtype, "load")
     text = f"{load}({at} + {row}col, lanes)" if operand.dense else f"splat_of({at}[{row}0])"
     return f"const {value_type(operand.view.dtype, True)} {operand.name} = {text};"
 

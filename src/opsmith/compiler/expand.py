@@ -119,12 +119,12 @@ def function_of(node: ir.Node, facts: dict[ir.Value, Abstract], opset: int) -> i
 
 
 def _means_otherwise(node: ir.Node, inputs: list[Abstract | None]) -> bool:
-    """Whether ONNX's body gives other numbers than ONNX Runtime: a Shrink of integers rounds its bias to one, and a
-    LayerNormalization takes doubles for floats and no scale that broadcasts."""
+    """Whether ONNX's body gives other numbers than ONNX Runtime: a Shrink of integers rounds its bias to one, a
+    ReduceLogSumExp of integers its exponentials, and a LayerNormalization takes doubles for floats and no scale that broadcasts."""
     x = inputs[0] if inputs else None
     if x is None:
         return False
-    if node.op_type == "Shrink":
+    if node.op_type in ("Shrink", "ReduceLogSum", "ReduceLogSumExp"):
         return not x.dtype.is_floating_point()
     if node.op_type == "LayerNormalization":
         axis = node.attributes.get_int("axis", -1) % max(1, x.rank)

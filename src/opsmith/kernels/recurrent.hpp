@@ -147,7 +147,7 @@ struct Recurrent {
       return activate(s.activations[3 * d + Which], x);
   }
   OPSMITH_INLINE F clipped(F x) const {
-    return s.clip < __builtin_inff() ? min_or_second(max_or_second(x, splat(-s.clip)), splat(s.clip)) : x;
+    return s.clip < __builtin_inff() ? min_or_second(splat(s.clip), max_or_second(splat(-s.clip), x)) : x;  // NaN stays
   }
 
   // One phase of one step, for some sequences and some blocks of units.

@@ -63,6 +63,7 @@ class OptimizeResult(Shown):
     after: Summary
     error: float | None  # largest absolute difference to the source; None if it was not verified
     trials: tuple[Trial, ...] = ()
+    drawn: tuple[str, ...] = ()  # outputs that were not compared: SRC draws random numbers for them
     timed_with: str | None = None  # inputs, where they come from, threads; None if nothing was timed
 
 
@@ -142,7 +143,8 @@ def optimize(
         used = threads or settings.get().threads or machine.cores()
         told = f"{judged.sizes} ({judged.origin}), {used} threads"
     done = store.Variant(store.find_model(dest))
-    return OptimizeResult(done, tuple(results), before, after, error, tuple(trials), told)
+    drawn = compared.drawn if compared is not None else ()
+    return OptimizeResult(done, tuple(results), before, after, error, tuple(trials), drawn, told)
 
 
 def _fixed(shapes: int | Fixed) -> Fixed | None:

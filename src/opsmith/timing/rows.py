@@ -29,6 +29,7 @@ WARM_UP = 3
 SLOW_RUN = 1.25  # runs that took this many times the median were disturbed
 MOST_EVENTS = 200_000  # of a trace: a kilobyte each while ONNX Runtime holds them; it keeps one million at most
 LEAST_US = 1.0  # that a node takes, with what the runtime does around it
+READING = 100e-6  # seconds that an event costs to write, to read and to count; half of it on an idle machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +111,8 @@ def _run(order: Mapping[str, Any], label: str, work: Path, iterations: int | Non
             worker.ask("load", settings=extra, **order)
             worker.ask("first")
         once = statistics.median(plain.ask("turn", runs=3, warm=WARM_UP)["seconds"])
-        count = iterations or max(8, min(100, int(budget / max(once, 1e-6))))
-        count = max(1, min(count, MOST_EVENTS // _events(store.read_proto(optimized).graph, once)))
+        events = _events(store.read_proto(optimized).graph, once)
+        count = max(1, min(iterations or _affordable(once, events, budget), MOST_EVENTS // events))
         traced.ask("turn", runs=WARM_UP, warm=0)
         skipped = counters.stat().st_size if counters.exists() else 0
         seconds: list[float] = []
@@ -121,6 +122,11 @@ def _run(order: Mapping[str, Any], label: str, work: Path, iterations: int | Non
         source = Path(traced.ask("trace")["trace"])
     kernels = counters.read_bytes()[skipped:].decode() if counters.exists() else ""
     return _Runs(count, seconds, source, kernels)
+
+
+def _affordable(once: float, events: int, budget: float) -> int:
+    """How many runs fit into BUDGET seconds: of a graph of small nodes, reading the trace takes longer than running it."""
+    return max(8, min(100, int(budget / max(once + events * READING, 1e-6))))
 
 
 def _events(graph: onnx.GraphProto, seconds: float) -> int:

@@ -18,11 +18,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnxscript import optimizer
 
 from opsmith.analysis.control import gathered_perhaps
+from opsmith.check.drawn import draws
 from opsmith.errors import OpsmithError
 from opsmith.rewriter.passes import invariants, opsets, shapes, small_rules, weights
 from opsmith.rewriter.rule import DOMAIN, tensor_of
@@ -87,9 +89,25 @@ def _read_otherwise(node: ir.Node, opset: int) -> bool:
     if node.op_type == "Squeeze" and len(node.inputs) > 1:
         axes = tensor_of(node.inputs[1])
         return axes is not None and axes.size == 0  # by no axes: ONNX Runtime drops all of size 1
+    if node.op_type == "Pow":
+        return _overflows(node)
     return (
         draws(node) or node.op_type in _NEVER or (node.op_type in _OF_ROWS and opset < _ROWS_BEFORE) or _backwards(node)
     )
+
+
+def _overflows(node: ir.Node) -> bool:
+    """Whether a power of integers leaves what ONNX Runtime, which computes it in double, gives exactly."""
+    tensors = [tensor_of(value) for value in node.inputs]
+    if any(tensor is None or tensor.size > FOLD_LIMIT for tensor in tensors):
+        return False  # not folded anyway
+    base, exponent = (np.asarray(tensor.numpy()) for tensor in tensors if tensor is not None)
+    if base.dtype.kind not in "iu":
+        return False
+    with np.errstate(all="ignore"):
+        powers = np.abs(np.power(base.astype(np.float64), exponent.astype(np.float64)))
+    limit = min(2.0**53, float(np.iinfo(base.dtype).max))
+    return not bool(np.all(powers <= limit)) or bool((exponent < 0).any())
 
 
 def _backwards(node: ir.Node) -> bool:
@@ -242,19 +260,6 @@ def tidy(model: ir.Model) -> None:
     own_outputs(model.graph, names)
     with quiet():
         common.NameFixPass()(model)
-
-
-# What two equal nodes of answer differently: they draw random numbers.
-_DRAW = {
-    *("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-    *("BiasDropout", "BitmaskBiasDropout", "BitmaskDropout", "Sampling"),  # com.microsoft
-}
-_KNOWN_DOMAINS = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN}
-
-
-def draws(node: ir.Node) -> bool:
-    """Whether a node may answer otherwise the next time. Of domains that are not known here all may."""
-    return node.op_type in _DRAW or node.domain not in _KNOWN_DOMAINS
 
 
 def _merge_equal_nodes(model: ir.Model) -> None:
