@@ -33,6 +33,8 @@ def test_a_real_result_shows_itself(tmp_path) -> None:
     checked = opsmith.verify(model, model, shapes=1)
     assert repr(checked).startswith("VerifyResult(ok=True, cases: ") and "<th>name</th>" in checked._repr_html_()
     assert repr(opsmith.inspect(model)).startswith("ModelInfo(path=")
+    (profiled,) = opsmith.profile([model], iterations=2)
+    assert repr(profiled).startswith("Profile(label='original'") and "<b>nodes</b>" in profiled._repr_html_()
 
 
 def test_a_watcher_is_called_at_every_step_and_only_while_it_watches() -> None:

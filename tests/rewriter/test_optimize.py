@@ -115,6 +115,19 @@ def test_measure_drops_what_does_not_pay(mish_model: Path, tmp_path: Path, monke
         assert ("opsmith.Mish" in result.after.nodes) is kept
 
 
+def test_no_rule_is_said_in_a_line_instead_of_an_empty_table(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    node, values = (
+        h.make_node("Relu", ["x"], ["y"]),
+        [h.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in "xy"],
+    )
+    source = tmp_path / "relu.onnx"
+    onnx.save(h.make_model(h.make_graph([node], "g", values[:1], values[1:])), source)
+    with pytest.raises(SystemExit) as ended:
+        main(["optimize", str(source), str(tmp_path / "same.onnx"), "--quick"])
+    out = capsys.readouterr().out
+    assert not ended.value.code and "no rule found anything to change" in out and "matches" not in out
+
+
 def test_measure_prints_a_line_per_rule(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli("optimize", bert, tmp_path / "m.onnx", "--measure", "--only", "gelu", "--quick", "--shapes", 1) == 0
     out = capsys.readouterr().out
