@@ -116,12 +116,10 @@ def test_measure_drops_what_does_not_pay(mish_model: Path, tmp_path: Path, monke
 
 
 def test_no_rule_is_said_in_a_line_instead_of_an_empty_table(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    node, values = (
-        h.make_node("Relu", ["x"], ["y"]),
-        [h.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in "xy"],
-    )
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]>
+        g (float[n] x) => (float[n] y) { y = Relu(x) }""")
     source = tmp_path / "relu.onnx"
-    onnx.save(h.make_model(h.make_graph([node], "g", values[:1], values[1:])), source)
+    onnx.save(model, source)
     with pytest.raises(SystemExit) as ended:
         main(["optimize", str(source), str(tmp_path / "same.onnx"), "--quick"])
     out = capsys.readouterr().out
