@@ -33,7 +33,7 @@ def open_session(model: Path, record: Path) -> ort.InferenceSession:
 
 def inputs(session: ort.InferenceSession, folder: Path) -> dict[str, np.ndarray]:
     """Stored test data, else zeros, with 1 for every size that is open."""
-    stored = sorted((folder / "test_data_set_0").glob("input_*.pb"))
+    stored = sorted((folder / "test_data_set_0").glob("input_*.pb"), key=lambda file: int(file.stem.split("_")[1]))
     if stored:
         tensors = [onnx.load_tensor(file) for file in stored]
         return {t.name or i.name: onnx.numpy_helper.to_array(t) for t, i in zip(tensors, session.get_inputs())}

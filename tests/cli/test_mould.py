@@ -107,6 +107,9 @@ def test_quiet_prints_the_path_that_was_written_and_nothing_else(
         written = Path(out.removesuffix("\n"))
         assert code == 0 and "\n" not in str(written) and (written == dest or written.parent == dest)
         shutil.rmtree(dest)
+    alone = folder.parent / "new" / "alone.onnx"  # also where no other file lies beside it
+    assert run(capfd, "compile", folder / "original", alone, "--quiet") == (0, f"{alone}\n")
+    shutil.rmtree(alone.parent)
     assert run(capfd, "--quiet", "verify", folder / "original", folder / "compiled", "--shapes", "1") == (
         0,
         "the same\n",

@@ -18,6 +18,7 @@ from opsmith import store
 from opsmith.cli import main
 from opsmith.compress import quality
 from opsmith.compress.blocks import dequantize_blocks, quantize_blocks
+from opsmith.compress.prune import prune
 from opsmith.compress.quantize import quantize
 from opsmith.errors import OpsmithError
 
@@ -333,6 +334,26 @@ def test_calibration_of_the_wrong_shape_names_the_input(tmp_path):
     (tmp_path / "c.txt").write_text("words")
     with pytest.raises(OpsmithError, match="takes no input_ids"):
         quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", calibration=tmp_path / "c.txt")
+
+
+def test_a_shape_is_that_of_every_generated_case(tmp_path, monkeypatch):
+    seen = []
+    answers = quality.answers
+    monkeypatch.setattr(
+        quality, "answers", lambda model, feeds, *rest: seen.extend(feeds) or answers(model, feeds, *rest)
+    )
+    linear(tmp_path / "a.onnx", 64, 24)
+    with pytest.raises(SystemExit) as ended:
+        main(["quantize", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), "--shape", "rows=5", "--samples", "3"])
+    assert ended.value.code == 0
+    assert [feed["x"].shape for feed in seen[:3]] == [(5, 64)] * 3
+    assert not np.array_equal(seen[0]["x"], seen[1]["x"]), "the values differ where the sizes do not"
+    prune(tmp_path / "a.onnx", tmp_path / "c.onnx", method="magnitude", ratio=0.5, shapes={"x": (7, 64)}, samples=2)
+    assert seen[-1]["x"].shape == (7, 64)
+    with pytest.raises(OpsmithError, match="no dim 'row'.*rows"):
+        quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", shapes={"row": 5})
+    with pytest.raises(OpsmithError, match="calibration files have their own"):
+        quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", shapes={"rows": 5}, calibration=tmp_path / "c.npz")
 
 
 def test_the_command_prints_the_sweep_and_the_error(tmp_path, capsys):

@@ -68,6 +68,22 @@ def test_plain_onnxruntime_on_integers_test_data_and_a_file_on_its_own(tmp_path)
     assert run("plain_onnxruntime.py", tmp_path / "fast.onnx").strip() == "y float32 (3,)"
 
 
+def test_plain_onnxruntime_takes_nameless_test_data_in_the_order_of_the_inputs(tmp_path):
+    """input_10.pb comes behind input_9.pb, not behind input_1.pb."""
+    inputs = [f"x{i}" for i in range(11)]
+    declared = ", ".join(f"float[{i + 1}] {name}" for i, name in enumerate(inputs))
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 20]>
+        join ({declared}) => (float[66] y) {{ y = Concat<axis = 0>({", ".join(inputs)}) }}""")
+    onnx.save(model, tmp_path / "join.onnx")
+    opsmith.compile(tmp_path / "join.onnx", tmp_path / "fast.onnx", regions="whole")
+    (tmp_path / "test_data_set_0").mkdir()
+    for i in range(11):
+        onnx.save_tensor(
+            onnx.numpy_helper.from_array(np.zeros(i + 1, "f4")), tmp_path / f"test_data_set_0/input_{i}.pb"
+        )
+    assert run("plain_onnxruntime.py", tmp_path / "fast.onnx").strip() == "y float32 (66,)"
+
+
 @pytest.mark.parametrize("example", sorted(p.name for p in EXAMPLES.glob("*.py")))
 def test_each_example_is_run_above(example):
     assert f'"{example}"' in Path(__file__).read_text()

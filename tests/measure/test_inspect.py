@@ -69,6 +69,12 @@ def test_a_model_folder_lists_its_variants_and_a_pipeline_its_components(
     assert cli("inspect", str(tmp_path / "sd")) == 0
     shown = capsys.readouterr().out
     assert "unet" in shown and "dynamo_rewritten" in shown and "tokenizer" in shown
+    assert cli("inspect", str(tmp_path / "sd" / "unet")) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("dynamo_rewritten"))
+    assert row.split()[:3] == ["dynamo_rewritten", "test", "dynamo"] and row.endswith(" MB          0"), (
+        "cells are not cut"
+    )
+    assert repr(folder).startswith("FolderInfo(path=") and "<table>" in folder._repr_html_()
     assert cli("inspect", str(tmp_path / "sd" / "unet"), "--json") == 0
     assert json.loads(capsys.readouterr().out)["kind"] == "model folder"
 

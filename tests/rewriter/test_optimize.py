@@ -115,6 +115,17 @@ def test_measure_drops_what_does_not_pay(mish_model: Path, tmp_path: Path, monke
         assert ("opsmith.Mish" in result.after.nodes) is kept
 
 
+def test_no_rule_is_said_in_a_line_instead_of_an_empty_table(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]>
+        g (float[n] x) => (float[n] y) { y = Relu(x) }""")
+    source = tmp_path / "relu.onnx"
+    onnx.save(model, source)
+    with pytest.raises(SystemExit) as ended:
+        main(["optimize", str(source), str(tmp_path / "same.onnx"), "--quick"])
+    out = capsys.readouterr().out
+    assert not ended.value.code and "no rule found anything to change" in out and "matches" not in out
+
+
 def test_measure_prints_a_line_per_rule(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli("optimize", bert, tmp_path / "m.onnx", "--measure", "--only", "gelu", "--quick", "--shapes", 1) == 0
     out = capsys.readouterr().out

@@ -567,6 +567,12 @@ def test_axe_finds_nothing_in_any_state(open_page: Open, hold: Hold, artefacts: 
     assert page.locator("h1").count() == 1
 
 
+def in_one_row(page: Page, one: str, other: str) -> bool:
+    a, b = (page.locator(selector).first.bounding_box() for selector in (one, other))
+    assert a is not None and b is not None
+    return a["y"] < b["y"] + b["height"] and b["y"] < a["y"] + a["height"]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_readable_at_every_width_in_light_and_dark(open_page: Open, artefacts: Path, width: int, scheme: str) -> None:
@@ -576,6 +582,10 @@ def test_readable_at_every_width_in_light_and_dark(open_page: Open, artefacts: P
     for view in ("make", "bench"):
         page.click(f"#tab-{view}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, "it can be scrolled sideways"
+        if view == "make" and width > 760:
+            assert in_one_row(page, "#undo", "#save") and in_one_row(page, "#forge button", "#forge select")
+        elif view == "bench":  # on a phone the prompt has a row of its own
+            assert in_one_row(page, "#compare-prompt", "#compare-a") == (width > 760)
         page.screenshot(path=artefacts / f"{view}-{width}-{scheme}.png", full_page=True)
         for style in page.evaluate(CONTRASTS):
             assert style["ratio"] >= 4.5, style
@@ -621,6 +631,7 @@ def test_bench_compares_variants_and_shows_the_report(open_page: Open, running_t
     expect(page.locator("#compare-result figure")).to_have_count(3)
     expect(page.locator("#compare-result")).to_contain_text("a step")
     expect(page.locator("#speeds .bar")).to_have_count(2)
+    assert [n.split(" (")[0] for n in page.locator("#speeds .name").all_inner_texts()] == ["original", "rewritten"]
     page.click("[data-part=text_encoder]")
     inside = page.frame_locator("#report")
     expect(inside.locator("h2").first).to_have_text("Speed")

@@ -92,7 +92,7 @@ def map(
 
     INPUT is .parquet, .csv, .jsonl, .txt, a folder of pictures or texts, or "-" for lines of standard input. OUTPUT is .parquet, .jsonl,
     or a folder for pictures. COLUMNS maps inputs of the model to columns, KEEP names columns that go along, CONSTANTS are options of
-    the model for all rows. PROCESSES, THREADS of each and BATCH are measured unless given. PART rows are the unit of work. STRICT
+    the model for all rows. PROCESSES, THREADS of each and BATCH are measured unless given. PART rows are the unit of work. STOP_ON_ERROR
     ends at the first row that fails. ENGINE "ray" works on the cluster at ADDRESS, or on one of its own on this machine.
     """
     for name, number in (("processes", processes), ("threads", threads), ("batch", batch), ("part", part)):

@@ -178,11 +178,11 @@ def command(
 
 
 def _written(result: CompileResult) -> Path | None:
-    """The file where it lies beside others, else its folder."""
+    """The folder of a variant; a file on its own, whose record bears its name, by its path."""
     if result.variant is None:
         return None
-    alone = len(list(result.variant.folder.glob("*.onnx"))) == 1
-    return result.variant.folder if alone else result.variant.path
+    path = result.variant.path
+    return path if path.with_suffix(".opsmith.json").is_file() else result.variant.folder
 
 
 def _show_journey(stops: list[Stop]) -> None:

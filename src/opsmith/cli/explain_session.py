@@ -18,7 +18,7 @@ JSON = {"lines": "one per compiled region: what became of it and why"}
 
 
 def command(model: Annotated[str, typer.Argument(help="A .onnx file or variant folder.")]) -> None:
-    """Run a model through the execution provider, and say what became of each compiled region and why."""
+    """Open a model through the execution provider, and say what became of each compiled region and why."""
     from opsmith import provider
 
     lines = provider.explain_session(model) or ["nothing of this model was worth compiling"]

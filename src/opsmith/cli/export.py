@@ -33,6 +33,12 @@ class Exporter(StrEnum):
     torchscript = "torchscript"
 
 
+class Dtype(StrEnum):
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
 def command(
     source: Annotated[str, typer.Argument(help="A Hugging Face id, a folder in its layout, or a GGUF file.")],
     dest: Annotated[Path, typer.Argument(help="The model or pipeline folder to write.")],
@@ -48,6 +54,9 @@ def command(
     shape: Annotated[
         list[str] | None, typer.Option("--shape", help="Fix a dim: SYMBOL=32 or NAME=1x32; repeatable.")
     ] = None,
+    dtype: Annotated[
+        Dtype, typer.Option(help="Round the weights to this type and store them so; fp32 is computed in any case.")
+    ] = Dtype.fp32,
     task: Annotated[
         str | None,
         typer.Option(help="What a BERT type is for: feature-extraction (default), fill-mask, text-classification."),
@@ -71,6 +80,7 @@ def command(
         revision=revision,
         opset=opset,
         shapes=parse_fixed(shape or []),
+        dtype=dtype.value,
         task=task,
         floats=floats,
         verbose=console.verbose,

@@ -76,7 +76,7 @@ def show_model(info: ModelInfo) -> None:
 def _show_facts(info: ModelInfo) -> None:
     facts = console.table("", "")
     facts.show_header = False
-    facts.add_row("model", info.path or "in memory")
+    facts.add_row("model", console.escape(info.path or "in memory"))
     facts.add_row("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in info.opsets.items()))
     facts.add_row("parameters", "packed for the library" if info.parameters is None else f"{info.parameters:,}")
     if info.size is not None:
@@ -112,15 +112,16 @@ def _show_operators(info: ModelInfo) -> None:
 
 def show_folder(info: FolderInfo) -> None:
     what = info.pipeline_class or info.kind
+    parts = info.kind != "model folder"
+    columns = ("variant", "made by", "from", ">on disk", ">test sets")
     table = console.table(
-        "component", "variant", "made by", "from", ">on disk", ">test sets", title=f"{info.path}: {what}"
+        *(("component", *columns) if parts else columns), title=f"{console.escape(info.path)}: {console.escape(what)}"
     )
     for component, variants in info.variants.items():
         for index, v in enumerate(variants):
-            size = units.size(v.size)
-            table.add_row(component if index == 0 else "", v.name, v.verb, v.parent, size, str(v.test_sets))
-    if info.kind == "model folder":
-        table.columns.pop(0)
+            cells = (v.name, v.verb, v.parent, units.size(v.size), str(v.test_sets))
+            first = (component if index == 0 else "",) if parts else ()
+            table.add_row(*map(console.escape, (*first, *cells)))
     console.show(table)
     if info.other:
         console.say(f"also: {', '.join(info.other)}")

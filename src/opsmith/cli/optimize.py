@@ -132,7 +132,10 @@ def _print(result: OptimizeResult) -> None:
         for r in result.rules:
             if r.matches:
                 fired.add_row(r.rule, str(r.matches))
-        console.show(fired)
+        if fired.row_count:
+            console.show(fired)
+        else:
+            console.say("no rule found anything to change; `--explain RULE` says where one came closest")
     console.say("")
     table = console.table("", ">before", ">after")
     before, after = result.before, result.after

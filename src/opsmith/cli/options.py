@@ -21,7 +21,9 @@ AllowOrigin = Annotated[
 Atol = Annotated[float | None, typer.Option(help="Absolute tolerance of outputs; default 1e-4 for fp32.")]
 Calibration = Annotated[
     list[str] | None,
-    typer.Option(help="Text, .npz file, folder, or `generated`; repeatable. The stored test data by default."),
+    typer.Option(
+        help="Text, .npz file, folder, or `generated`; repeatable. Stored test data and generated ones by default."
+    ),
 ]
 Csv = Annotated[
     Path | None, typer.Option("--csv", help="Write the figures to this .csv file; - prints them instead of the table.")

@@ -73,7 +73,7 @@ def print_profile(measured: Profile, nodes: int) -> None:
         work = (_number(row.gflops), "-" if row.bytes is None else size(row.bytes), _percent(row.roofline))
         table.add_row(escape(row.op), str(row.count), duration(row.us * 1e-6), f"{row.share:.1%}", *work)
     between = measured.between_us
-    between_name = "(between nodes)" if between >= 0 else "(profiler's own cost)"
+    between_name = _between(between)
     table.add_row(between_name, "", duration(between * 1e-6), f"{between / measured.whole_us:.1%}", "", "", "")
     table.add_row("latency", "", duration(measured.latency_us * 1e-6), "", "", "", "")
     console.show(table)
@@ -117,12 +117,20 @@ def print_comparison(a: Profile, b: Profile, nodes: int) -> None:
             groups.add_row(escape(_few(group.nodes) or "(no counterpart)"), *was, *now, *_change(group))
         rest = found[nodes:]
         sums = {f"({len(rest)} more groups)": (sum(g.a_us for g in rest), sum(g.b_us for g in rest))} if rest else {}
-        sums |= {"(between nodes)": (a.between_us, b.between_us), "latency": (a.latency_us, b.latency_us)}
+        sums |= {
+            _between(a.between_us, b.between_us): (a.between_us, b.between_us),
+            "latency": (a.latency_us, b.latency_us),
+        }
         for title, (x, y) in sums.items():
             times = duration(x * 1e-6), "", duration(y * 1e-6)
             groups.add_row(title, "", *times, *_change(TypeDifference(title, 1, x, 1, y)))
         console.show(groups)
     console.say("")
+
+
+def _between(*us: float) -> str:
+    """What the latency holds beyond the nodes; it is less than they are where profiling costs more than that."""
+    return "(between nodes)" if min(us) >= 0 else "(profiler's own cost)"
 
 
 def _change(change: TypeDifference | GroupDifference) -> tuple[str, str]:

@@ -45,11 +45,15 @@ def command(
     repair: Annotated[bool, typer.Option(help="Fit the weights that stay by least squares.")] = True,
     uniform: Annotated[bool, typer.Option("--uniform", help="The same share from every layer.")] = False,
     calibration: options.Calibration = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Generate cases of this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
+    ] = None,
     samples: options.Samples = 64,
     threads: options.Threads = None,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Remove the attention heads and neurons that matter least, measure what that costs, write portable ONNX."""
+    from opsmith.check.inputs import parse_fixed
     from opsmith.compress.prune import prune
 
     given: object = "generated" if calibration == ["generated"] else calibration
@@ -64,6 +68,7 @@ def command(
         repair=repair,
         uniform=uniform,
         calibration=given or None,
+        shapes=parse_fixed(shape or []),
         samples=samples,
         threads=threads,
     )

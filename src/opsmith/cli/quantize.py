@@ -54,11 +54,15 @@ def command(
     spare: Annotated[
         bool, typer.Option("--spare/--no-spare", help="Keep the ends and the time embedding of a diffusion UNet.")
     ] = True,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Generate cases of this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
+    ] = None,
     samples: options.Samples = 8,
     threads: options.Threads = None,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Make the weights smaller, measure what that costs, write portable ONNX."""
+    from opsmith.check.inputs import parse_fixed
     from opsmith.compress.pipeline import is_pipeline, quantize_pipeline
     from opsmith.compress.quantize import quantize
 
@@ -73,6 +77,7 @@ def command(
         "symmetric": symmetric,
         "embeddings": embeddings,
         "calibration": given or None,
+        "shapes": parse_fixed(shape or []),
         "ranges": ranges,
         "per_channel": per_channel,
         "max_error": max_error,

@@ -54,7 +54,8 @@ def text_command(
     window: Annotated[int | None, typer.Option(help="Tokens per pass; 256 or the context if that is less.")] = None,
     decode: Annotated[int, typer.Option(help="Tokens to generate for the speed.")] = 32,
     keyword: Annotated[
-        list[str] | None, typer.Option(help="Generate from it, for distinct-2 and hits; repeatable.")
+        list[str] | None,
+        typer.Option(help="Also generate from it: how varied the words are, and how often it occurs; repeatable."),
     ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table to this .md file; - prints that.")] = None,
     csv: options.Csv = None,

@@ -212,7 +212,7 @@ def _inputs(program: Program, scope: Scope) -> list[str]:
         rank = len(port.facts.dims)
         name, cpp = scope.buffer(port.buffer), CPP[port.buffer.dtype]
         label = quoted(port.value.name or f"input {i}")
-        lines.append(f"i64 dims{i}[{max(rank, 1)}];")
+        lines.append(f"i64 dims{i}[{max(rank, 1)}] = {{}};")
         lines.append(
             f"[[maybe_unused]] const {cpp}* {name} = static_cast<const {cpp}*>(run.input({i}, {label}, {int(port.buffer.dtype)}, {rank}, dims{i}));"
         )

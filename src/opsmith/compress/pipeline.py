@@ -18,12 +18,13 @@ from typing import Any
 from opsmith import progress, store
 from opsmith.compress.quantize import NothingSmaller, QuantizeResult, quantize, short_name
 from opsmith.errors import OpsmithError
+from opsmith.plain import Shown
 
 INDEX = "model_index.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class PipelineResult:
+@dataclasses.dataclass(frozen=True, repr=False)
+class PipelineResult(Shown):
     folder: Path
     components: dict[str, QuantizeResult]
     kept: dict[str, str]  # components that are copied as they are -> why
@@ -37,6 +38,10 @@ def quantize_pipeline(
     src: store.PathLike, dest: store.PathLike, *, method: str = "weight-only", overwrite: bool = False, **options: Any
 ) -> PipelineResult:
     """OPTIONS are those of `quantize`."""
+    if options.get("shapes"):
+        raise OpsmithError(
+            "a shape is one model's, and a pipeline has several", f"quantize {src}'s components one by one"
+        )
     source, target = Path(src), Path(dest)
     chosen = {name: _source(source / name) for name in components(source)}
     if not chosen:

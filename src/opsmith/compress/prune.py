@@ -22,6 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from opsmith import progress, session, store
+from opsmith.check.inputs import Fixed
 from opsmith.compress import importance, quality
 from opsmith.compress.layers import Layer, expose_weights, find_layers, stored, tidy
 from opsmith.compress.own_outputs import write_test_data
@@ -80,6 +81,7 @@ def prune(
     repair: bool = True,
     uniform: bool = False,
     calibration: object = None,
+    shapes: Fixed | None = None,
     samples: int = 64,
     threads: int | None = None,
     overwrite: bool = False,
@@ -88,7 +90,8 @@ def prune(
 
     `ratio` is the share of the weights of all heads or neurons that goes (magnitude: of the weights that are multiplied with), `shrink` the share
     of all weights of the model; one of them is needed. `uniform` takes the same share from every layer. `calibration` is a
-    text file, .npz files or a folder, as for quantize; a quarter of its cases is kept for judging the result.
+    text file, .npz files or a folder, as for quantize; a quarter of its cases is kept for judging the result. `shapes` are
+    those of generated cases.
     """
     _check_options(method, ratio, shrink, importance_by, samples)
     options = {
@@ -108,7 +111,7 @@ def prune(
             raise OpsmithError(f"{source} is compiled; its weights are packed", "prune the variant it was made from")
         model = store.open_model(source)
         expose_weights(model)
-        feeds = quality.calibration_feeds(source, model, calibration, samples)
+        feeds = quality.calibration_feeds(source, model, calibration, samples, shapes=shapes)
         apart = len(feeds) >= 4
         fit, judge = (feeds[: -(len(feeds) // 4)], feeds[-(len(feeds) // 4) :]) if apart else (feeds, feeds)
         names = quality.judged_outputs(model)

@@ -119,13 +119,26 @@ def _rows(logits: Array) -> Array:
 
 
 def calibration_feeds(
-    path: Path, model: ir.Model, calibration: object = None, count: int = 8, *, one_shape: bool = False
+    path: Path,
+    model: ir.Model,
+    calibration: object = None,
+    count: int = 8,
+    *,
+    one_shape: bool = False,
+    shapes: generate.Fixed | None = None,
 ) -> list[Feed]:
     """Inputs to calibrate and to judge on.
 
     None: the stored test data and generated inputs; "generated": only those; a .txt file: its text through the model's
-    tokenizer; a .npz file with the inputs by name, a test_data_set folder, or a folder of these.
+    tokenizer; a .npz file with the inputs by name, a test_data_set folder, or a folder of these. SHAPES are those of generated
+    inputs, and then there are no others.
     """
+    if shapes:
+        if calibration not in (None, "generated"):
+            raise OpsmithError(
+                "a shape is for generated inputs, and calibration files have their own", "give one of them"
+            )
+        return _generated(path, model, count, one_shape, shapes)
     if calibration is None:
         kept = [d.inputs for d in store.read_test_data(path) if d.inputs]
         return [_checked(f, model, "the stored test data") for f in kept] + _generated(
@@ -144,16 +157,21 @@ def calibration_feeds(
     return feeds
 
 
-def _generated(source: store.ModelLike, model: ir.Model, count: int, one_shape: bool) -> list[Feed]:
+def _generated(
+    source: store.ModelLike, model: ir.Model, count: int, one_shape: bool, shapes: generate.Fixed | None = None
+) -> list[Feed]:
     """Random inputs, none larger than what the model is known to run on (a table of 77 positions takes no 128 tokens), and of just
     that size where it does not run on another; where random values do not run either, the one feed that is known to."""
-    judged = judged_feed(source)
+    judged = judged_feed(source, shapes)
     judged.required()
     runs = judged.dims
     if one_shape and runs:
         dims = [runs] * count
     else:
-        dims = [{s: min(n, runs.get(s, n)) for s, n in d.items()} for d in generate.cases(generate.specs(model), count)]
+        wanted = generate.cases(generate.specs(model), count, shapes)
+        dims = [{s: min(n, runs.get(s, n)) for s, n in d.items()} for d in wanted]
+    if shapes:  # sizes that are given leave fewer to vary: the values still do
+        dims = (dims * count)[:count]
     running = session.load(source, optimize=False)
     feeds = []
     for seed, sizes in enumerate(dims):

@@ -26,7 +26,7 @@ import onnxruntime as ort
 from onnx import numpy_helper
 
 from opsmith import progress, session, store
-from opsmith.check.inputs import overridable_weights
+from opsmith.check.inputs import Fixed, overridable_weights
 from opsmith.compress import quality
 from opsmith.compress.blocks import quantize_blocks
 from opsmith.compress.known_types import note_types
@@ -102,6 +102,7 @@ def quantize(
     symmetric: bool = True,
     embeddings: str = "fp16",
     calibration: object = None,
+    shapes: Fixed | None = None,
     ranges: str = "minmax",
     per_channel: bool = True,
     max_error: float | None = None,
@@ -117,7 +118,7 @@ def quantize(
 
     `method` is weight-only, fp16, dynamic or static; int8 and int4 are weight-only with as many bits.
     `max_error` (relative, of the outputs) and `min_quality` (top-1 agreement of logits, else cosine similarity) spare the
-    layers that a sensitivity sweep finds worst. `embeddings` is "fp16" or "keep", for tables that are looked up and not
+    layers that a sensitivity sweep finds worst. `shapes` are those of generated inputs. `embeddings` is "fp16" or "keep", for tables that are looked up and not
     multiplied. `exclude` holds glob patterns of layers to leave alone. `accuracy_level` goes into MatMulNBits: 4 lets
     stock ONNX Runtime round activations to int8, which is faster there. `spare` keeps the ends and the time embedding of a
     diffusion UNet in full precision (spare.py); fp16 only stores what is computed in float anyway and spares nothing.
@@ -147,7 +148,9 @@ def quantize(
         if store.libraries(source):
             raise OpsmithError(f"{source} is compiled; its weights are packed", "quantize the variant it was made from")
         model = store.open_model(source)
-        feeds = quality.calibration_feeds(source, model, calibration, samples, one_shape=options.one_shape)
+        feeds = quality.calibration_feeds(
+            source, model, calibration, samples, one_shape=options.one_shape, shapes=shapes
+        )
         names = quality.judged_outputs(model)
         reference = quality.answers(source, feeds, names, threads)
         sweep: list[Sensitivity] = []

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import importlib.util
 import json
 import os
@@ -37,6 +38,7 @@ from opsmith.exporter import (
     seq2seq,
     trace,
 )
+from opsmith.exporter import dtype as dtypes
 from opsmith.exporter import source as sources
 from opsmith.exporter.graph import Graph, Part, Plan
 from opsmith.plain import Shown
@@ -79,18 +81,21 @@ def export(
     shapes: fixed.Shapes | None = None,
     task: str | None = None,
     floats: bool = False,
+    dtype: str = dtypes.FP32,
     verbose: bool = False,
     overwrite: bool = False,
 ) -> Exported:
-    """Export SOURCE into the model folder DEST, as the variant that bears the exporter's name.
+    """Export SOURCE into the model folder DEST, as the variant that bears the exporter's name (and that of DTYPE, if it is not fp32).
 
     SOURCE is a Hugging Face id, a folder in Hugging Face's layout or a GGUF file. A Stable Diffusion pipeline becomes a
     pipeline folder with a model folder per component. Nothing appears in DEST unless all of it verified.
     OPSET None: the exporter's own. SHAPES fix dynamic dims, as {"sequence": 32} or {"input_ids": (1, 32)}.
+    DTYPE "fp16" or "bf16" rounds the weights to it and stores them so; what is computed stays fp32 (dtype.py).
     Weights that a GGUF file has in blocks of 8 or 4 bits stay blocks, unless FLOATS is asked for. TASK is what the model is for, where its type fits several: "feature-extraction", "fill-mask", "text-classification".
     """
     if exporter not in trace.EXPORTERS:
         raise OpsmithError(f"unknown exporter {exporter!r}", f"known: {', '.join(trace.EXPORTERS)}")
+    dtypes.check(dtype)
     _need_torch()
     target = Path(dest)
     options = {"exporter": exporter, "random_weights": random_weights, "seed": seed}
@@ -109,6 +114,10 @@ def export(
         raise OpsmithError(f"--floats is about the blocks of a GGUF file, and {source} is none", "leave out --floats")
     kept: dict[str, int] = {}  # uses of each kind of blocks
     change = None if file is None or floats else _keep_blocks(file, kept)
+    if dtype != dtypes.FP32:
+        if change is not None:
+            raise OpsmithError(f"--dtype {dtype}: the weights of a GGUF file stay in their blocks", "add --floats")
+        options["dtype"], change = dtype, functools.partial(dtypes.store_as, dtype=dtype)
     with (
         trace.quiet(verbose),
         sources.open_source(os.fspath(source), random=random_weights, seed=seed, revision=revision) as opened,
@@ -118,7 +127,7 @@ def export(
         static = _Fixed(shapes or {})
         with contextlib.ExitStack() as drafts:  # all variants move into place at the end, or none does
             for part in plan.parts:
-                fixed_part = dataclasses.replace(part, load=static.loader(part))
+                fixed_part = dataclasses.replace(part, load=_rounded(static.loader(part), dtype))
                 made.append(
                     _write_part(
                         fixed_part,
@@ -143,6 +152,10 @@ def _keep_blocks(file: Path, kept: dict[str, int]) -> Callable[[ir.Model], None]
         kept.update(gguf_blocks.keep(model, file))
 
     return change
+
+
+def _rounded(load: Callable[[], Graph], dtype: str) -> Callable[[], Graph]:
+    return load if dtype == dtypes.FP32 else lambda: dtypes.round_weights(load(), dtype)
 
 
 class _Fixed:
@@ -221,7 +234,8 @@ def _write_part(
     verbose: bool,
     overwrite: bool,
 ) -> Path:
-    folder = target / part.name / str(options["exporter"])
+    dtype = options.get("dtype")
+    folder = target / part.name / f"{options['exporter']}{f'_{dtype}' if dtype else ''}"
     draft = drafts.enter_context(
         store.new_variant(folder, verb="export", parent=source.name, options=options, overwrite=overwrite)
     )

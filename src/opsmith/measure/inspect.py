@@ -70,8 +70,8 @@ class VariantInfo:
     test_sets: int
 
 
-@dataclasses.dataclass(frozen=True)
-class FolderInfo:
+@dataclasses.dataclass(frozen=True, repr=False)
+class FolderInfo(Shown):
     """The variants of a model, or the components of a pipeline with theirs."""
 
     path: str

@@ -26,6 +26,7 @@ from opsmith.check.feed import Given
 from opsmith.check.origins import origins, read_graph
 from opsmith.errors import OpsmithError
 from opsmith.measure import bench, nsys, peak
+from opsmith.plain import Shown
 from opsmith.timing.rows import GroupDifference, Row, side_by_side, time_rows
 
 
@@ -46,8 +47,8 @@ class OpRow:
         return None if not self.flops or not self.us else self.flops / self.us / 1e3
 
 
-@dataclasses.dataclass
-class Profile:
+@dataclasses.dataclass(repr=False)
+class Profile(Shown):
     label: str
     path: Path
     rows: list[Row]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import html
+import io
 import json
 import os
 import tempfile
@@ -28,6 +31,18 @@ def read(path: str | os.PathLike[str] | IO[bytes], mode: str = "RGB") -> Image.I
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         name = path if isinstance(path, (str, os.PathLike)) else "it"
         raise OpsmithError(f"{name} is not a readable picture: {' '.join(str(error).split())}") from error
+
+
+def as_html(images: Sequence[Image.Image], captions: Sequence[str]) -> str:
+    """The pictures with their captions, for a notebook."""
+    figures = []
+    for image, caption in zip(images, captions, strict=True):
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        data, words = base64.b64encode(file.getvalue()).decode(), html.escape(caption)
+        figures.append(f'<figure style="display: inline-block"><img src="data:image/png;base64,{data}" alt="{words}">')
+        figures.append(f"<figcaption>{words}</figcaption></figure>")
+    return "".join(figures)
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:

@@ -29,8 +29,8 @@ class Choice:
     """A variant of the picture model as the page offers it."""
 
     name: str
+    kind: str  # what it is, in words: "original", "rewritten", "compiled, bf16"
     compiled: bool
-    precision: str  # what its products compute in; "" if it was not compiled
     seconds_per_step: float | None  # measured here, at the model's own size, with guidance
     together: bool  # measured in turn with all other variants: they may be compared
     busy: bool  # while other programs used the CPU
@@ -117,9 +117,8 @@ class Models:
         for key, variant in zip(keys, found):
             seconds = together.seconds[key] if together else self._speeds.alone(key)
             compiled = is_compiled(variant)
-            precision = store.precision_of(variant.path) if compiled else ""
             busy = together is not None and together.busy
-            choices.append(Choice(variant.name, compiled, precision, seconds, together is not None, busy))
+            choices.append(Choice(variant.name, _kind(variant, found), compiled, seconds, together is not None, busy))
         return sorted(choices, key=lambda c: c.compiled)
 
     def _stored(self) -> Sequence[store.Variant]:
@@ -255,6 +254,18 @@ class Models:
 
 def _folder_name(folder: Path | None) -> list[str]:
     return [] if folder is None else [folder.resolve().name]
+
+
+_MADE_BY = {"optimize": "rewritten", "quantize": "quantized", "prune": "pruned"}
+
+
+def _kind(variant: store.Variant, beside: Sequence[store.Variant]) -> str:
+    """In words; what was made of a variant that is not there is an original itself."""
+    if is_compiled(variant):
+        return f"compiled, {store.precision_of(variant.path)}"
+    parent = Path(str(variant.record.get("parent") or "")).name
+    made = _MADE_BY.get(str(variant.record.get("verb")), "original")
+    return made if parent in {v.name for v in beside} else "original"
 
 
 def is_compiled(variant: store.Variant) -> bool:

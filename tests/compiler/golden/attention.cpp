@@ -24,11 +24,11 @@ OrtStatus* region0(const Kernel& kernel, OrtKernelContext* context) {
   Run run(kernel, context, "region0");
 
   // Inputs, with their sizes
-  i64 dims0[4];
+  i64 dims0[4] = {};
   [[maybe_unused]] const float* in0_q = static_cast<const float*>(run.input(0, "q", 1, 4, dims0));
-  i64 dims1[4];
+  i64 dims1[4] = {};
   [[maybe_unused]] const float* in1_k = static_cast<const float*>(run.input(1, "k", 1, 4, dims1));
-  i64 dims2[4];
+  i64 dims2[4] = {};
   [[maybe_unused]] const float* in2_v = static_cast<const float*>(run.input(2, "v", 1, 4, dims2));
   if (run.failed()) return run.status;
   [[maybe_unused]] const i64 b = dims0[0];

@@ -11,9 +11,9 @@ OrtStatus* region0(const Kernel& kernel, OrtKernelContext* context) {
   Run run(kernel, context, "region0");
 
   // Inputs, with their sizes
-  i64 dims0[2];
+  i64 dims0[2] = {};
   [[maybe_unused]] const float* in0_t = static_cast<const float*>(run.input(0, "t", 1, 2, dims0));
-  i64 dims1[1];
+  i64 dims1[1] = {};
   [[maybe_unused]] const int64_t* in1_at = static_cast<const int64_t*>(run.input(1, "at", 7, 1, dims1));
   if (run.failed()) return run.status;
   [[maybe_unused]] const i64 rows = dims0[0];

@@ -27,9 +27,9 @@ OrtStatus* region0(const Kernel& kernel, OrtKernelContext* context) {
   Run run(kernel, context, "region0");
 
   // Inputs, with their sizes
-  i64 dims0[1];
+  i64 dims0[1] = {};
   [[maybe_unused]] const int64_t* in0_x = static_cast<const int64_t*>(run.input(0, "x", 7, 1, dims0));
-  i64 dims1[1];
+  i64 dims1[1] = {};
   [[maybe_unused]] const int64_t* in1_y = static_cast<const int64_t*>(run.input(1, "y", 7, 1, dims1));
   if (run.failed()) return run.status;
   [[maybe_unused]] const i64 n = dims0[0];

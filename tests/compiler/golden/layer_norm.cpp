@@ -27,7 +27,7 @@ OrtStatus* region0(const Kernel& kernel, OrtKernelContext* context) {
   Run run(kernel, context, "region0");
 
   // Inputs, with their sizes
-  i64 dims0[2];
+  i64 dims0[2] = {};
   [[maybe_unused]] const float* in0_x = static_cast<const float*>(run.input(0, "x", 1, 2, dims0));
   if (run.failed()) return run.status;
   [[maybe_unused]] const i64 n = dims0[0];

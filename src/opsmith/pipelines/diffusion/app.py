@@ -15,7 +15,7 @@ from PIL import Image
 
 from opsmith import store
 from opsmith.machine import peak_memory
-from opsmith.pipelines import schedulers
+from opsmith.pipelines import pictures, schedulers
 from opsmith.pipelines.clip_tokenizer import ClipTokenizer
 from opsmith.pipelines.diffusion import geometry, noise, spoken
 from opsmith.pipelines.diffusion.adapters import Adapters
@@ -34,7 +34,7 @@ from opsmith.pipelines.text import read_config
 Array = np.ndarray[Any, Any]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class Generated:
     """Pictures and, for each of them, all that is needed to make it again."""
 
@@ -43,6 +43,13 @@ class Generated:
     step_seconds: list[float]
     seconds: float
     remarks: list[str]
+
+    def __repr__(self) -> str:
+        return f"Generated({len(self.images)} pictures, {len(self.step_seconds)} steps, {self.seconds:.1f} s)"
+
+    def _repr_html_(self) -> str:
+        """The pictures, in a notebook."""
+        return pictures.as_html(self.images, [str(s.get("prompt", "")) for s in self.settings])
 
 
 class DiffusionApp:

@@ -29,7 +29,7 @@ function draw() {
     bar.style.width = `${(100 * (v.seconds_per_step ?? 0)) / slowest}%`;
     const value = v.seconds_per_step == null ? "not timed yet" : `${duration(v.seconds_per_step)} · ${(1 / v.seconds_per_step).toFixed(1)} steps/s`;
     return [
-      el("span", { className: "name", textContent: `${v.compiled ? `compiled, ${v.precision}` : "original"} (${v.name})` }),
+      el("span", { className: "name", textContent: `${v.kind} (${v.name})` }),
       el("div", { className: "track" }, bar),
       el("span", { className: "value", textContent: value }),
     ];

@@ -183,9 +183,8 @@ function cards() {
     const speed = v.seconds_per_step == null ? "not timed yet" : `${duration(v.seconds_per_step)} a step`;
     const ratio = v.together ? slowest / v.seconds_per_step : 0;
     const gain = v.busy ? "machine was busy" : ratio > 1.02 ? `${ratio.toFixed(2)}× faster` : "";
-    const kind = v.compiled ? `compiled, ${v.precision}` : "original";
     return el("label", { className: "variant" }, input,
-      el("span", {}, el("b", { textContent: kind }), el("small", { textContent: v.name })),
+      el("span", {}, el("b", { textContent: v.kind }), el("small", { textContent: v.name })),
       el("span", { className: "speed" }, speed, ...(gain ? [el("b", { textContent: gain })] : [])));
   });
   $("variants").replaceChildren($("variants").querySelector("legend"), ...rows);
