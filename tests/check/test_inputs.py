@@ -219,3 +219,13 @@ def test_a_size_is_found_at_the_end_of_a_way_that_is_longer_than_the_stack_is_de
     nodes.append(h.make_node("MatMul", [names[-1], "w"], ["y"]))
     deep = model({"x": (T.FLOAT, ["n", "k"])}, nodes, w=np.ones((7, 2), np.float32))
     assert kinds.forced_sizes(deep.graph.inputs[0]) == {1: 7}
+
+
+def test_bytes_of_a_cache_and_their_scales_stand_for_numbers_around_one() -> None:
+    past: Spec = {
+        "past.0.key": (T.INT8, ["batch", 2, "past", 8]),
+        "past.0.key_scale": (T.FLOAT, ["batch", 2, "past", 1]),
+    }
+    feed = values.random_inputs(model(past), {"batch": 2, "past": 50})
+    stands_for = feed["past.0.key"] * feed["past.0.key_scale"]
+    assert 0.8 < float(stands_for.std()) < 1.25 and feed["past.0.key_scale"].min() > 0
