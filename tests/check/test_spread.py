@@ -275,10 +275,11 @@ def test_few_bytes_of_a_cache_may_flip_and_none_be_cut_off() -> None:
     rng = np.random.default_rng(0)
     rows = rng.uniform(-127, 127, (1, 2, 30, 16)).astype(np.float32)
     right = np.round(rows).astype(np.int8)
-    assert spread.flipped(right, np.round(rows + np.float32(0.01)).astype(np.int8))
-    assert not spread.flipped(right, np.floor(rows).astype(np.int8))
-    assert not spread.flipped(right, np.where(right == right.max(), right - 2, right))
-    assert not spread.flipped(right, right.astype(np.int16)) and not spread.flipped(rows, rows)
+    assert spread.flipped(right, np.round(rows + np.float32(0.01)).astype(np.int8), {})
+    assert not spread.flipped(right, np.floor(rows).astype(np.int8), {"largest": 2})
+    two = np.where(right == right.max(), right - 2, right)
+    assert spread.flipped(right, two, {"largest": 1}) and not spread.flipped(right, two, {"largest": 0.5})
+    assert not spread.flipped(right, right.astype(np.int16), {}) and not spread.flipped(rows, rows, {})
 
 
 def test_a_cache_that_is_cut_off_instead_of_rounded_fails(tmp_path: Path) -> None:

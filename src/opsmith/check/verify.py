@@ -439,7 +439,7 @@ def _within_spread(
         beyond = (
             "" if apart is None else spread.exceeds(apart, mine, check.atol + check.rtol * spread.size_of(reference))
         )
-        if beyond and check.name in caches and spread.flipped(reference, actual):
+        if beyond and check.name in caches and spread.flipped(reference, actual, mine):
             beyond = None
         told = check.problem if not beyond else f"{check.problem}; beyond the reference's own spread: {beyond}"
         checks.append(
