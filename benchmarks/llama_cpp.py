@@ -28,20 +28,34 @@ TOKENS = 512  # of the text whose perplexity is taken
 MODELS = {"gpt2-medium": "gpt2-medium", "tinyllama": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"}
 BITS = {8: "Q8_0", 4: "Q4_0"}
 
-SUMMARY = """Summarize the text in two sentences.
+SUMMARY = """Summarize the following text. Use its own words.
 
 The lighthouse of Kestrel Point was built in 1871 by the engineer Mary Holloway. The lighthouse of Kestrel Point is 42 metres tall and its
 lamp can be seen from 30 kilometres. In 1923 the lamp was changed from oil to electric light. Since 1988 the lighthouse of Kestrel Point has
 had no keeper, and since 1995 it has been a museum that tells the story of Mary Holloway and the ships of Kestrel Bay."""
-EDIT = """Rename the variable total to amount in this function and write the whole function again.
+EDIT = """Here is a Python file:
 
-def invoice(items, rate):
-    total = 0
-    for item in items:
-        total = total + item.price * item.count
-    total = total + total * rate
-    return round(total, 2)
-"""
+```python
+def load(path):
+    with open(path) as file:
+        lines = file.read().splitlines()
+    rows = [line.split(",") for line in lines if line]
+    return rows
+
+
+def average(rows, column):
+    values = [float(row[column]) for row in rows]
+    if not values:
+        return 0.0
+    return sum(values) / len(values)
+
+
+def report(path, column):
+    rows = load(path)
+    print(path, column, average(rows, column))
+```
+
+Write the whole file again and rename the function average to mean."""
 
 
 # --- the other side: this file, run by the other Python ---
@@ -265,6 +279,7 @@ def full_size(args: argparse.Namespace, name: str) -> None:
 BLOCKS: dict[str, dict[str, Any]] = {  # compiled from the file's own blocks
     "blocks_compiled": {},
     "blocks_fp16": {"cache": "fp16"},
+    "blocks_cache_int8": {"cache": "int8"},
     "blocks_bf16": {"precision": "bf16"},  # several rows at once in 16 bits
     "blocks_int8": {"precision": "int8"},  # all rows in 8 bits, as llama.cpp has them
 }
@@ -272,26 +287,32 @@ BLOCKS: dict[str, dict[str, Any]] = {  # compiled from the file's own blocks
 
 def smollm2(args: argparse.Namespace) -> None:
     import opsmith
+    from opsmith.errors import OpsmithError
 
     folder = args.work / "smollm2"
     if not (folder / "dynamo").exists():
         opsmith.export(args.smollm2, folder, exporter="dynamo")
+    made = []
     for name, options in BLOCKS.items():
-        if not (folder / name).exists():
-            opsmith.compile(folder / "dynamo", folder / name, regions="whole", **options)
+        try:
+            if not (folder / name).exists():
+                opsmith.compile(folder / "dynamo", folder / name, regions="whole", **options)
+            made.append(name)
+        except OpsmithError as error:  # a precision that this model does not bear
+            print(f"{name} is left out: {error}", flush=True)
     vocabulary = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     peer = Peer(args.peer, args.smollm2, vocabulary, args.threads)
-    compare("SmolLM2-135M", [*(Ours(folder / v, vocabulary, args.threads) for v in BLOCKS), peer], args.rounds)
+    compare("SmolLM2-135M", [*(Ours(folder / v, vocabulary, args.threads) for v in made), peer], args.rounds)
     peer.close()
     print("\n| SmolLM2-135M | perplexity | of transformers | KL | same most likely token |\n|---|---:|---:|---:|---:|")
     text = Path(__file__).parents[1].joinpath("docs", "design.md").read_text(encoding="utf-8")
     wanted = logits_of_transformers(args.smollm2, text)
-    for name in ("dynamo", *BLOCKS):
+    for name in made:
         print("| " + " | ".join([name, *judged(logits_of(folder, name, text), wanted)]) + " |", flush=True)
     print(
         "\n| SmolLM2-135M | tokens | tokens/s | with lookup | x | passes | same text |\n|---|---:|---:|---:|---:|---:|---|"
     )
-    for name in ("blocks_compiled", "blocks_bf16", "blocks_int8"):
+    for name in (n for n in ("blocks_compiled", "blocks_bf16", "blocks_int8") if n in made):
         for title, prompt in (("summary", SUMMARY), ("edit of code", EDIT)):
             cells = looked_up(folder, name, prompt, args.threads, args.rounds)
             print("| " + " | ".join([f"{title}, {name}", *cells]) + " |", flush=True)

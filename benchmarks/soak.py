@@ -128,7 +128,7 @@ def soak(url: str, seconds: float, clients: int = CLIENTS, kinds: tuple[str, ...
                     if answer is not None and answer.status_code >= 500:
                         found.failed.append(f"{kind}: {answer.status_code} {answer.text[:200]}")
                     elif not right and answer is not None:
-                        found.wrong.append(f"{kind}: {answer.text[:200]}")
+                        found.wrong.append(f"{kind} {i}: {answer.text[:400]}, alone {expected[kind, i]}"[:800])
 
     threads = [threading.Thread(target=client, args=(n,)) for n in range(clients)]
     for thread in threads:

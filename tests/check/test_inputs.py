@@ -235,3 +235,13 @@ def test_the_weights_of_quantized_layers_say_how_long_the_last_axis_is(op, reads
     node = h.make_node(op, reads, ["y"], domain="" if op == "QLinearMatMul" else "com.microsoft", **attributes)
     quantized = model({"x": (T.UINT8, ["n", "m", "k"])}, [node], w=np.ones(shape, np.uint8))
     assert kinds.forced_sizes(quantized.graph.inputs[0]) == {2: 9}
+
+
+def test_bytes_of_a_cache_and_their_scales_stand_for_numbers_around_one() -> None:
+    past: Spec = {
+        "past.0.key": (T.INT8, ["batch", 2, "past", 8]),
+        "past.0.key_scale": (T.FLOAT, ["batch", 2, "past", 1]),
+    }
+    feed = values.random_inputs(model(past), {"batch": 2, "past": 50})
+    stands_for = feed["past.0.key"] * feed["past.0.key_scale"]
+    assert 0.8 < float(stands_for.std()) < 1.25 and feed["past.0.key_scale"].min() > 0

@@ -246,3 +246,45 @@ def test_a_better_mean_of_a_constant_is_no_error_and_an_offset_is() -> None:
     zeros = next(c for c in same.cases if c.name.startswith("zeros")).outputs[0]
     assert same.ok and zeros.max_abs > zeros.atol, same.problems  # it needed the spread
     assert not verify(_constant_channels(), _constant_channels(shifted=True, bias=0.02), shapes=[{"n": 1}]).ok
+
+
+def caching(wrong: bool) -> onnx.ModelProto:
+    """x [1,2,n,16] : its rows kept as bytes behind those of past. WRONG cuts off where the function rounds."""
+    rounding = "Floor" if wrong else "Round"
+    text = f"""<ir_version: 10, opset_import: ["" : 18, "opsmith" : 1]>
+        caching (float[1,2,n,16] x, int8[1,2,p,16] past) => (int8[1,2,t,16] present, float[1,2,n,1] scale) {{
+            bytes, scale = opsmith.CacheQuantize (x)
+            present = Concat <axis = 2> (past, bytes)
+        }}
+        <domain: "opsmith", opset_import: ["" : 18]>
+        CacheQuantize (x) => (y, scale) {{
+            axes = Constant <value_ints = [-1]> ()
+            size = Abs (x)
+            scale = ReduceMax <keepdims = 1> (size, axes)
+            most = Constant <value = float {{127.0}}> ()
+            scaled = Mul (x, most)
+            ratio = Div (scaled, scale)
+            whole = {rounding} (ratio)
+            y = Cast <to = 3> (whole)
+        }}"""
+    return onnx.parser.parse_model(text)
+
+
+def test_few_bytes_of_a_cache_may_flip_and_none_be_cut_off() -> None:
+    assert spread.bytes_of_caches(ir.serde.deserialize_model(caching(wrong=False))) == {"present"}
+    rng = np.random.default_rng(0)
+    rows = rng.uniform(-127, 127, (1, 2, 30, 16)).astype(np.float32)
+    right = np.round(rows).astype(np.int8)
+    assert spread.flipped(right, np.round(rows + np.float32(0.01)).astype(np.int8), {})
+    assert not spread.flipped(right, np.floor(rows).astype(np.int8), {"largest": 2})
+    two = np.where(right == right.max(), right - 2, right)
+    assert spread.flipped(right, two, {"largest": 1}) and not spread.flipped(right, two, {"largest": 0.5})
+    assert not spread.flipped(right, right.astype(np.int16), {}) and not spread.flipped(rows, rows, {})
+
+
+def test_a_cache_that_is_cut_off_instead_of_rounded_fails(tmp_path: Path) -> None:
+    for name, wrong in (("a", False), ("b", True)):
+        onnx.save(caching(wrong), tmp_path / f"{name}.onnx")
+    assert verify(tmp_path / "a.onnx", tmp_path / "a.onnx").ok
+    found = verify(tmp_path / "a.onnx", tmp_path / "b.onnx")
+    assert not found.ok and {o.name for c in found.cases for o in c.outputs if not o.ok} == {"present"}

@@ -90,6 +90,25 @@ def test_what_cannot_be_done_is_said(generator):
         generator.generate("word", max_new_tokens=100000)
 
 
+def test_a_draw_does_not_hang_on_the_last_bits_of_the_logits():
+    """Another batch rounds in another way; the text of a seed stays."""
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal(20000)
+    other = logits + rng.uniform(-1e-4, 1e-4, logits.shape)
+    asked = [Sampling(temperature=1.0, seed=s) for s in range(200)]
+    first, second = ([s.next_token(x, (), s.generator(0)) for s in asked] for x in (logits, other))
+    assert first == second and len(set(first)) > 150
+
+
+def test_draws_have_the_probabilities_of_the_logits():
+    wanted = np.array([0.5, 0.25, 0.15, 0.1, 0.0])
+    sampling, rng = Sampling(temperature=2.0, seed=3), np.random.default_rng(0)
+    with np.errstate(divide="ignore"):
+        logits = 2.0 * np.log(wanted)
+    counts = np.bincount([sampling.next_token(logits, (), rng) for _ in range(4000)], minlength=5) / 4000
+    assert np.abs(counts - wanted).max() < 0.03 and counts[4] == 0
+
+
 def test_a_model_without_past_inputs_is_refused():
     with pytest.raises(OpsmithError, match="past_key_values"):
         TextGenerator(models.tiny_model("bert"), "dynamo")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from opsmith import ops
 from opsmith.analysis.registry import Node, infers
 from opsmith.analysis.values import FLOATS, Abstract, DataType, Unsupported, abstract
-from opsmith.sizes import AnyOf, Size, compare, equal, exact_div, maximum
+from opsmith.sizes import AnyOf, Size, as_size, compare, equal, exact_div, maximum
 
 
 @infers(*(f"opsmith::{name}" for name in ops.ATTENTIONS))
@@ -77,8 +77,8 @@ def total_rows(node: Node, index: int) -> Size:
 @infers("opsmith::CacheAppend")
 def _append(node: Node) -> list[Abstract]:
     past, new = node.input(0), node.input(1)
-    if past.dtype not in FLOATS or past.dtype != new.dtype or past.rank != 4 or new.rank != 4:
-        raise Unsupported("a cache of something other than rank-4 floats")
+    if past.dtype not in (*FLOATS, DataType.INT8) or past.dtype != new.dtype or past.rank != 4 or new.rank != 4:
+        raise Unsupported("a cache of something other than rank-4 floats or bytes")
     total = total_rows(node, 2)
     mask = node.input(3)
     if mask.dtype != DataType.INT64 or mask.rank != 2:
@@ -99,3 +99,21 @@ def _rows(node: Node) -> list[Abstract]:
     cache = node.input(0)
     dtype = DataType.FLOAT if node.op == "CacheRowsAsFloat" else cache.dtype
     return [abstract(dtype, [*cache.dims[:2], total_rows(node, 1), *cache.dims[3:]])]
+
+
+@infers("opsmith::CacheRowsScaled")
+def _scaled_rows(node: Node) -> list[Abstract]:
+    cache, scales = node.input(0), node.input(1)
+    if cache.dtype != DataType.INT8 or scales.dtype != DataType.FLOAT or scales.dims[3] != 1:
+        raise Unsupported("a cache other than bytes with a scale per row")
+    for axis in (0, 1):
+        node.expect(cache.dims[axis], "==", scales.dims[axis], "cache and scales differ")
+    return [abstract(DataType.FLOAT, [*cache.dims[:2], total_rows(node, 2), cache.dims[3]])]
+
+
+@infers("opsmith::CacheQuantize")
+def _quantize(node: Node) -> list[Abstract]:
+    x = node.input(0)
+    if x.dtype != DataType.FLOAT or x.rank != 4:
+        raise Unsupported("rows of something other than rank-4 fp32")
+    return [abstract(DataType.INT8, x.dims), abstract(DataType.FLOAT, [*x.dims[:3], as_size(1)])]

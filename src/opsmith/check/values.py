@@ -216,6 +216,14 @@ def _constant(value: float) -> _Named:
     return lambda name, dtype, shape, about, rng: value if not dtype.is_integer() or float(value).is_integer() else None
 
 
+def _row_scales(name: str, dtype: ir.DataType, shape: tuple[int, ...], about: _About, rng: np.random.Generator) -> Any:
+    """One for each row of the bytes that have the name without "_scale": such that random bytes stand for numbers around 1."""
+    rows = about.shapes.get(name.removesuffix("_scale"))
+    if rows is None or shape != (*rows[:-1], 1) or not dtype.is_floating_point():
+        return None
+    return rng.uniform(0.5, 1.5, shape) / 74
+
+
 def _timesteps(name: str, dtype: ir.DataType, shape: tuple[int, ...], about: _About, rng: np.random.Generator) -> Any:
     return rng.integers(0, 1000, shape)
 
@@ -246,6 +254,7 @@ _NAMES: tuple[tuple[str, _Named], ...] = (
     (r"iou|nms_?thr|threshold", _constant(0.5)),
     (r"(score|conf)\w*thr", _constant(0.1)),
     (r"max_?(output|det|boxes)|num_?(det|boxes)|^top_?k$", _constant(10)),
+    (r"_scale$", _row_scales),
     (r"scale|temperature|^speed$", _constant(1)),
     (r"prob|^top_?p$", _probability),
     (r"^bytes$", _bytes),

@@ -9,7 +9,8 @@ Where the mask says how long the sequence is, the cache need not say it too, and
                 A single new row (S = 1) is written where its row of the mask ends: texts of different lengths share a batch,
                 each from the first row on, total being the longest.
 
-A cache of halves that is read as floats (cache_type.py) is read by CacheRowsAsFloat, which converts.
+A cache of halves that is read as floats (cache_type.py) is read by CacheRowsAsFloat, which converts; one of bytes is two that grow
+alike, of bytes and of scales, read together by CacheRowsScaled.
 
 One compiled model serves both kinds of caller, so it still replaces its source everywhere.
 """
@@ -54,6 +55,8 @@ def grow_in_place(model: ir.Model) -> bool:
             _ask_the_mask(graph, node, past, cached, writer)
     for node in caches.appends:
         _append(graph, node, rows, caches.mask, writer)
+    for node in [n for n in graph if n.op_type == "CacheRows" and n.outputs[0].dtype == ir.DataType.INT8]:
+        _read_with_scales(graph, node)
     _rename_sizes(model, caches.total, caches.length)
     functions.attach(model)
     model.meta[IN_PLACE] = True
@@ -151,6 +154,23 @@ def _widening(present: ir.Value) -> list[ir.Node]:
     casts = all(n.op_type == "Cast" and n.attributes.get_int("to", 0) == ir.DataType.FLOAT for n in readers)
     outputs = any(v.is_graph_output() for n in readers for v in n.outputs)
     return readers if present.dtype == ir.DataType.FLOAT16 and casts and not outputs else []
+
+
+def _read_with_scales(graph: ir.Graph, bytes_read: ir.Node) -> None:
+    """Mul(Cast(CacheRows(bytes, total)), CacheRows(scales, total)) -> CacheRowsScaled(bytes, scales, total)"""
+    for cast in [n for n in bytes_read.outputs[0].consumers() if n.op_type == "Cast"]:
+        for multiply in [n for n in cast.outputs[0].consumers() if n.op_type == "Mul"]:
+            others = [v.producer() for v in multiply.inputs if v is not None and v is not cast.outputs[0]]
+            if len(others) != 1 or others[0] is None or others[0].op_type != "CacheRows":
+                continue
+            operands = [bytes_read.inputs[0], others[0].inputs[0], bytes_read.inputs[1]]
+            name = f"{multiply.name}_scaled"
+            node = ir.node("CacheRowsScaled", operands, domain="opsmith", name=name)
+            product, rows = multiply.outputs[0], node.outputs[0]
+            rows.name, rows.type, rows.shape = f"{name}_value", product.type, product.shape
+            graph.insert_before(multiply, node)
+            product.replace_all_uses_with(rows)
+            graph.remove(multiply, safe=True)
 
 
 def appends_rows(node: ir.Node) -> bool:

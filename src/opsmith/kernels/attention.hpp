@@ -43,9 +43,10 @@ inline i64 attention_workspace(const AttentionShape& shape) {
   return bytes;
 }
 
-template <bool ZeroMaskedRows = false, bool Pairs = false, class TQ, class TK, class TO, class Mask>
+template <bool ZeroMaskedRows = false, bool Pairs = false, class TQ, class TK, class TO, class Mask, class Scales = NoScales>
 void attention(const Pool& pool, const AttentionShape& shape, const TQ* q, const TK* k, const TK* v, TO* out,
-               const Mask& mask, void* workspace) {
+               const Mask& mask, void* workspace, const Scales& scales = {}) {
+  constexpr bool only_rows = !__is_same(Scales, NoScales);
   const AttentionShape& s = shape;
   if (s.batch <= 0 || s.heads <= 0 || s.queries <= 0 || s.value_size <= 0) return;
   if (s.keys <= 0) {
@@ -55,7 +56,7 @@ void attention(const Pool& pool, const AttentionShape& shape, const TQ* q, const
     }
     return;
   }
-  const detail::AttentionPlan plan(s, pool.threads, Pairs ? 2 : detail::copies_blocks<TK>(s) ? 4 : 0);
+  const detail::AttentionPlan plan(s, pool.threads, only_rows ? 0 : Pairs ? 2 : detail::copies_blocks<TK>(s) ? 4 : 0, only_rows);
   float* parts = plan.splits > 1 ? static_cast<float*>(workspace) : nullptr;
   const i64 part_floats = plan.part_floats(s);
   pool.parallel_for(plan.tasks * plan.splits, [&](i64 i) {
@@ -65,8 +66,9 @@ void attention(const Pool& pool, const AttentionShape& shape, const TQ* q, const
     const i64 begin = s.keys * split / plan.splits, end = s.keys * (split + 1) / plan.splits;
     float* part = parts ? parts + i * part_floats : nullptr;
     if (plan.by_row)
-      detail::row_task<ZeroMaskedRows>(s, plan, b, kv_head, block * plan.task_rows, begin, end, q, k, v, out, mask, part);
-    else
+      detail::row_task<ZeroMaskedRows>(s, plan, b, kv_head, block * plan.task_rows, begin, end, q, k, v, out, mask, part,
+                                       scales);
+    else if constexpr (!only_rows)
       detail::panel_task<ZeroMaskedRows, Pairs>(s, plan, b, kv_head, block * plan.task_rows, begin, end, q, k, v, out, mask,
                                          part);
   });

@@ -68,8 +68,8 @@ struct AttentionPlan {
   i64 tasks;      // of the call
   i64 splits;     // of the keys
 
-  // copied: bytes per number where each block of keys and values is first copied to the stack, else 0
-  AttentionPlan(const AttentionShape& s, int threads, i64 copied) {
+  // copied: bytes per number where each block of keys and values is first copied to the stack, else 0. only_rows: never in tiles
+  AttentionPlan(const AttentionShape& s, int threads, i64 copied, bool only_rows = false) {
     group = s.heads / max<i64>(s.kv_heads, 1);
     rows = group * s.queries;
     const i64 most = s.most_keys > 0 ? s.most_keys : kKeyBlock;
@@ -87,7 +87,7 @@ struct AttentionPlan {
       else
         break;
     }
-    by_row = rows <= kFewRows || floats(1) > kScratch;
+    by_row = only_rows || rows <= kFewRows || floats(1) > kScratch;
     if (by_row) {  // also the refuge of enormous heads
       key_block = 128;
       task_rows = max<i64>(1, min(min(rows, kFewRows), (kScratch - kFewRows * key_block) / max<i64>(1, size)));

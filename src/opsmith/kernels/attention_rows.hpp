@@ -3,7 +3,18 @@
 
 #include "attention_plan.hpp"
 
-namespace opsmith::detail {
+namespace opsmith {
+
+// Keys and values may be bytes with a scale per row (attention_scaled.hpp). Strides in elements; the scales of a head lie side by side.
+struct NoScales {};
+struct RowScales {
+  const float* k;
+  i64 k_batch, k_head;
+  const float* v;
+  i64 v_batch, v_head;
+};
+
+namespace detail {
 
 // Rows that come after the ones at hand, to be asked for one by one meanwhile. A block of keys and a block of values take turns,
 // and the hardware looks ahead within one stream only: by itself it reads at 60 % of the memory's speed. Into L2, not L1: the
@@ -96,6 +107,11 @@ inline void row_values(const float* p, i64 key_block, const TK* v, i64 stride, i
   });
 }
 
+// row[j] *= scales[j]
+OPSMITH_INLINE void scale_row(float* row, const float* scales, i64 n) {
+  for_lanes(n, [&](i64 j, auto l) { store(row + j, load(static_cast<const float*>(row) + j, l) * load(scales + j, l), l); });
+}
+
 // The scores of one row become exponentials about its new maximum. Returns by how much what was summed before shrinks.
 template <class Mask>
 inline float row_softmax(float* scores, i64 n, float& maximum, float& sum) {
@@ -121,10 +137,12 @@ inline float row_softmax(float* scores, i64 n, float& maximum, float& sum) {
   return shrink;
 }
 
-template <bool ZeroMaskedRows, class TQ, class TK, class TO, class Mask>
+template <bool ZeroMaskedRows, class TQ, class TK, class TO, class Mask, class Scales>
 inline void row_task(const AttentionShape& s, const AttentionPlan& plan, i64 b, i64 kv_head, i64 row0, i64 begin,
-                     i64 end, const TQ* q, const TK* k, const TK* v, TO* out, const Mask& mask, float* part) {
+                     i64 end, const TQ* q, const TK* k, const TK* v, TO* out, const Mask& mask, float* part,
+                     [[maybe_unused]] const Scales& scales) {
   alignas(64) float scratch[kScratch];
+  constexpr bool scaled = !__is_same(Scales, NoScales);
   const i64 D = s.head_size, Dv = s.value_size, rows = min(plan.task_rows, plan.rows - row0);
   const Lanes<TQ, TO> lanes(s, plan, b, kv_head, row0, rows, q, out, mask);
   float *scores = scratch, *q_rows = scores + kFewRows * plan.key_block, *o_rows = q_rows + rows * D;
@@ -158,6 +176,7 @@ inline void row_task(const AttentionShape& s, const AttentionPlan& plan, i64 b, 
       row_scores<R>(q_rows + r0 * D, k_rows, s.k_row, n, D, scores, plan.key_block, keys);
       for (i64 r = r0; r < r0 + R; ++r) {
         float* row = scores + (r - r0) * plan.key_block;
+        if constexpr (scaled) scale_row(row, scales.k + b * scales.k_batch + kv_head * scales.k_head + k0, n);
         if (cap > 0)
           for_lanes(n, [&](i64 j, auto l) { store(row + j, capped(load(static_cast<const float*>(row) + j, l), cap), l); });
         if constexpr (!__is_same(Mask, NoMask)) {
@@ -171,6 +190,7 @@ inline void row_task(const AttentionShape& s, const AttentionPlan& plan, i64 b, 
         }
         for (i64 j = max<i64>(0, lanes.limit[r] - k0 + 1); j < n; ++j) row[j] = -kInfinity;
         shrink[r - r0] = row_softmax<Mask>(row, n, maximum[r], sum[r]);
+        if constexpr (scaled) scale_row(row, scales.v + b * scales.v_batch + kv_head * scales.v_head + k0, n);
       }
       row_values<R>(scores, plan.key_block, v_rows, s.v_row, n, Dv, shrink, o_rows + r0 * Dv, values);
       keys.count = values.count = 0;  // asked for once, not by every few rows
@@ -195,4 +215,5 @@ inline void row_task(const AttentionShape& s, const AttentionPlan& plan, i64 b, 
   }
 }
 
-}  // namespace opsmith::detail
+}  // namespace detail
+}  // namespace opsmith

@@ -5,7 +5,8 @@
 // row goes where its row of mask [batch][cached + rows] ends, so that texts of different lengths can be in one batch.
 #pragma once
 
-#include "base.hpp"
+#include "math.hpp"
+#include "types.hpp"
 
 namespace opsmith {
 
@@ -36,6 +37,39 @@ void cache_append(const Pool& pool, const CacheShape& s, const T* past, const T*
       const i64 place = cache_place(s, mask + i / s.heads * (s.cached + s.rows));
       for (i64 r = 0; r < s.rows; ++r)
         memcpy(to + (place + r) * s.size, from + r * s.fresh_row, static_cast<size_t>(s.size) * sizeof(T));
+    }
+  });
+}
+
+// A cache in bytes: a row stands for its scale times its bytes.
+struct CacheRowsShape {
+  i64 batch, heads, rows, size;
+  i64 x_batch, x_head, x_row;  // strides of what is read; size is contiguous
+};
+
+// y [batch][heads][rows][size] = round(x / scale), scale [batch][heads][rows] = largest |x| of the row / 127
+template <class T>
+void cache_quantize(const Pool& pool, const CacheRowsShape& s, const T* x, int8_t* y, float* scale) {
+  pool.parallel_ranges(s.batch * s.heads * s.rows, max<i64>(1, 16384 / max<i64>(1, s.size)), [&](i64 begin, i64 end) {
+    for (i64 i = begin; i < end; ++i) {
+      const T* from = x + i / s.rows / s.heads * s.x_batch + i / s.rows % s.heads * s.x_head + i % s.rows * s.x_row;
+      F largest{};
+      for_lanes(s.size, [&](i64 d, auto lanes) { largest = max_or_second(abs(load(from + d, lanes)), largest); });
+      scale[i] = max(lane_max(largest), 1e-30f) * (1.0f / 127.0f);
+      for_lanes(s.size, [&](i64 d, auto lanes) { store(y + i * s.size + d, round(load(from + d, lanes) / scale[i]), lanes); });
+    }
+  });
+}
+
+// y [batch][heads][rows][size] = scale * x; the scales of a head lie side by side
+inline void cache_dequantize(const Pool& pool, const CacheRowsShape& s, const int8_t* x, const float* scale, i64 scale_batch,
+                             i64 scale_head, float* y) {
+  pool.parallel_ranges(s.batch * s.heads * s.rows, max<i64>(1, 16384 / max<i64>(1, s.size)), [&](i64 begin, i64 end) {
+    for (i64 i = begin; i < end; ++i) {
+      const i64 b = i / s.rows / s.heads, h = i / s.rows % s.heads, row = i % s.rows;
+      const int8_t* from = x + b * s.x_batch + h * s.x_head + row * s.x_row;
+      const float factor = scale[b * scale_batch + h * scale_head + row];
+      for_lanes(s.size, [&](i64 d, auto lanes) { store(y + i * s.size + d, load(from + d, lanes) * factor, lanes); });
     }
   });
 }

@@ -71,7 +71,9 @@ class Sampling:
         if self.temperature < COLDEST:
             return int(scores.argmax())
         probabilities = self._filtered(scores / self.temperature)
-        return int(rng.choice(len(probabilities), p=probabilities))
+        # A race: token i arrives after an exponential time of rate p_i, and the first is the draw. Where logits differ in their last
+        # bits, as they do in another batch, it is the same token but for near ties; a point on the sum of all would pass a boundary.
+        return int((probabilities / rng.standard_exponential(len(probabilities))).argmax())
 
     def _repeating(self, seen: Sequence[int]) -> list[int]:
         """Tokens that would complete an n-gram which has occurred before."""

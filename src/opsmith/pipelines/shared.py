@@ -27,6 +27,7 @@ from opsmith.errors import OpsmithError
 from opsmith.pipelines.lookup import Lookup
 from opsmith.pipelines.sampling import Sampling
 from opsmith.pipelines.text import (
+    CACHE_TYPES,
     LONGEST_KEPT,
     Array,
     Generation,
@@ -41,7 +42,6 @@ SLOTS = 8
 PIECE = 64  # tokens of a prompt between two steps of the others
 LEAST_SHARED = 8  # tokens at the beginning that are worth copying
 SHARE_OF_MEMORY = 0.25  # what all slots together may take
-_NUMBERS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
 @dataclasses.dataclass(eq=False)
@@ -96,7 +96,7 @@ class SharedWriter:
         self._leading = False
         self._waiting: deque[_Text] = deque()
         self._cache: _Slots | None = None
-        if generator.in_place and all(generator.inputs[name].type in _NUMBERS for name in generator.past):
+        if generator.in_place and all(generator.inputs[name].type in CACHE_TYPES for name in generator.past):
             cache = _Slots(generator, slots)
             self._cache = cache if cache.keeps_texts_apart() else None
 
@@ -318,7 +318,7 @@ class _Slots:
         self.owner = owner
         self.room = min(owner.context, LONGEST_KEPT)
         shapes = {name: list(owner.inputs[name].shape) for name in owner.past}
-        kinds = {name: _NUMBERS[owner.inputs[name].type] for name in owner.past}
+        kinds = {name: CACHE_TYPES[owner.inputs[name].type] for name in owner.past}
         text = sum(s[1] * s[3] * np.dtype(kinds[n]).itemsize for n, s in shapes.items()) * self.room
         count = max(1, min(slots, int(SHARE_OF_MEMORY * (machine.memory_bytes() or 1 << 40) // text)))
         # Zeros: memory that was never written takes no room in RAM, and what is not seen must not be NaN.

@@ -31,6 +31,7 @@ NEW_TOKENS = 64  # unless told otherwise
 LONGEST_KEPT = 8192  # tokens that a kept cache has room for
 # What configs call the number of tokens that a model was made for.
 CONTEXTS = ("n_positions", "max_position_embeddings", "max_seq_len", "seq_length")
+CACHE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
 DECODED_BEFORE = 4  # tokens of the prompt that the first new ones are decoded behind
 
 
@@ -424,9 +425,7 @@ def _empty(spec: Any, rows: int, room: int) -> ort.OrtValue:
     shape[2] = room
     if any(not isinstance(d, int) for d in shape):
         raise OpsmithError(f"{spec.name} has an unexpected shape {spec.shape}")
-    return ort.OrtValue.ortvalue_from_numpy(
-        np.empty(shape, np.float16 if spec.type == "tensor(float16)" else np.float32)
-    )
+    return ort.OrtValue.ortvalue_from_numpy(np.empty(shape, CACHE_TYPES[spec.type]))
 
 
 def present_of(name: str) -> str:

@@ -316,6 +316,18 @@ def _cache_rows_as_float(b: Body, calls: Calls, cache: ir.Value, total: ir.Value
     return b.Cast(_cache_rows(b, calls, cache, total), to=int(ir.DataType.FLOAT))
 
 
+def _cache_rows_scaled(b: Body, calls: Calls, cache: ir.Value, scales: ir.Value, total: ir.Value) -> Any:
+    return b.Mul(_cache_rows_as_float(b, calls, cache, total), _cache_rows(b, calls, scales, total))
+
+
+def _cache_quantize(b: Body, calls: Calls, x: ir.Value) -> Any:
+    """x (B,H,S,D) as bytes with a scale (B,H,S,1) per row, its largest element / 127."""
+    size = b.Abs(x)
+    largest = b.ReduceMax(size, b.ints(-1), keepdims=1) if b.opset >= 18 else b.ReduceMax(size, axes=[-1], keepdims=1)
+    scale = b.Mul(b.Max(largest, b.number(1e-30, x)), b.number(1 / 127, x))
+    return b.Cast(b.Round(b.Div(x, scale)), to=int(ir.DataType.INT8)), scale
+
+
 # --- linear and convolution with what follows them -------------------------------------------------------
 
 ACTIVATIONS: dict[str, Callable[[Body, Calls, ir.Value], Any]] = {
@@ -396,6 +408,8 @@ LIBRARY: dict[str, Function] = {
     "CacheAppend": Function(("past", "new", "total", "mask"), _cache_append),
     "CacheRows": Function(("cache", "total"), _cache_rows),
     "CacheRowsAsFloat": Function(("cache", "total"), _cache_rows_as_float),
+    "CacheRowsScaled": Function(("cache", "scales", "total"), _cache_rows_scaled),
+    "CacheQuantize": Function(("x",), _cache_quantize, (), ("y", "scale")),
     "UpsampleConv": Function(("x", "weight", "bias"), _upsample_conv, (("factor", _FLOAT), *_CONV)),
     **{f"Linear{a}{r}": _linear(a, bool(r)) for a in ("", *ACTIVATIONS) for r in ("", "Residual")},
     **{

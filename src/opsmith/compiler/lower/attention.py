@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import onnx_ir as ir
+
 from opsmith import ops
 from opsmith.analysis.attention import total_rows
 from opsmith.analysis.registry import Node
@@ -55,15 +57,36 @@ ATTENTION = Kernel(
 ATTENTION_BF16 = dataclasses.replace(
     ATTENTION, name="attention_bf16", comment="scaled dot-product attention in bf16, block by block"
 )
+# over a cache in bytes (compiler/cache_type.py)
+ROW_SCALES = Struct("RowScales", "attention_rows.hpp", ("k", "k_batch", "k_head", "v", "v_batch", "v_head"))
+ATTENTION_SCALED = Kernel(
+    "attention_scaled",
+    "attention_scaled.hpp",
+    [
+        struct("shape", ATTENTION_SHAPE),
+        read("q"),
+        read("k", dtype=DataType.INT8),
+        read("v", dtype=DataType.INT8),
+        struct("scales", ROW_SCALES),
+        write("out"),
+        struct("mask"),
+        SPACE,
+    ],
+    "scaled dot-product attention over keys and values in bytes",
+    Space("attention_scaled_workspace", ("shape",)),
+)
 
 
-def _unit_inner(view: View, builder: Builder) -> View:
+def unit_inner(view: View, builder: Builder) -> View:
     return view if view.strides[-1] == 1 or view.dims[-1] == 1 else builder.dense(view)
 
 
 @lowers(*(f"opsmith::{name}" for name in ops.ATTENTIONS))
 def _attention(node: Node, builder: Builder) -> None:
-    q, k, v = (_unit_inner(builder.tensor(value), builder) for value in node.ir.inputs[:3])
+    if (bytes_of := in_bytes(node.ir, builder)) is not None:
+        _attention_over_bytes(node, builder, *bytes_of)
+        return
+    q, k, v = (unit_inner(builder.tensor(value), builder) for value in node.ir.inputs[:3])
     narrow = builder.precision(node) is BF16 and builder.target.isa.multiplies_bf16
     if k.dtype != v.dtype:
         k, v = (builder.as_type(x, DataType.BFLOAT16 if narrow else DataType.FLOAT) for x in (k, v))
@@ -73,18 +96,18 @@ def _attention(node: Node, builder: Builder) -> None:
     mask = _mask(node, builder)
     batch, heads, queries, size = q.dims
     keys, value_size = k.dims[2], v.dims[3]
-    numbers = [batch, heads, k.dims[1], queries, keys, size, value_size]
-    strides = [s for view in (q, k, v, target) for s in view.strides[:3]]
-    fields: dict[str, Argument] = dict(zip(ATTENTION_SHAPE.fields, [*numbers, *strides]))
-    causal, cap = node.op.endswith("CausalAttention"), float(node.attribute("cap", 0.0))
-    fields |= {"scale": float(node.attribute("scale", 1.0)), "cap": cap, "causal": causal}
+    fields = _shape_fields(node, q, k, v, target)
     limits = builder.limits("attention")
     tunable = None
     if {q.dtype, k.dtype, target.dtype} == {DataType.FLOAT} and not narrow:
-        sizes: dict[str, SizeLike | str] = {**dict(zip(TUNED, numbers)), "causal": int(causal)}
+        sizes: dict[str, SizeLike | str] = {
+            **dict(zip(TUNED, _numbers(q, k, v))),
+            "causal": int(_is_causal(node)),
+        }
         tunable = Tunable("attention", "attention", sizes, limits)
     if limits is not None:
         fields |= {"most_keys": limits.rows, "most_panels": limits.panels}
+    label = ["attention", *(["bf16"] if narrow else []), *_mask_words(mask)]
     builder.call(
         ATTENTION_BF16 if narrow else ATTENTION,
         templates=(True,) if mask.struct is BOOL_MASK else (),
@@ -94,17 +117,75 @@ def _attention(node: Node, builder: Builder) -> None:
         v=v,
         out=target,
         mask=mask,
-        label="_".join(
-            [
-                "attention",
-                *(["bf16"] if narrow else []),
-                *([] if mask.struct is NO_MASK else [mask.struct.name.lower()]),
-            ]
-        ),
+        label="_".join(label),
         comment=f"({batch}, {heads}, {queries}, {size}) over {keys} keys",
         tunable=tunable,
         precision=BF16 if narrow else FP32,
         flops=batch * heads * queries * keys * 2 * (size + value_size),
+    )
+
+
+def _shape_fields(node: Node, q: View, k: View, v: View, target: View) -> dict[str, Argument]:
+    strides = [s for view in (q, k, v, target) for s in view.strides[:3]]
+    fields: dict[str, Argument] = dict(zip(ATTENTION_SHAPE.fields, [*_numbers(q, k, v), *strides]))
+    cap = float(node.attribute("cap", 0.0))
+    return fields | {"scale": float(node.attribute("scale", 1.0)), "cap": cap, "causal": _is_causal(node)}
+
+
+def _numbers(q: View, k: View, v: View) -> list[Size]:
+    batch, heads, queries, size = q.dims
+    return [batch, heads, k.dims[1], queries, k.dims[2], size, v.dims[3]]
+
+
+def _is_causal(node: Node) -> bool:
+    return node.op.endswith("CausalAttention")
+
+
+def _mask_words(mask: StructValue) -> list[str]:
+    return [] if mask.struct is NO_MASK else [mask.struct.name.lower()]
+
+
+def in_bytes(node: ir.Node, builder: Builder) -> tuple[ir.Node, ir.Node] | None:
+    """The CacheRowsScaled that an attention takes its keys and its values from, if both are of this region."""
+    keys, values = (v.producer() if v is not None else None for v in node.inputs[1:3])
+    for rows in (keys, values):
+        if rows is None or rows.op_type != "CacheRowsScaled" or rows not in builder.region.nodes:
+            return None
+    assert keys is not None and values is not None
+    return keys, values
+
+
+def bytes_and_scales(rows: ir.Node, builder: Builder) -> tuple[View, View]:
+    """The rows of a cache in bytes that are filled, and their scales."""
+    length = builder.region.facts[rows.outputs[0]].dims[2]
+    cache, scales = (builder.tensor(v) for v in rows.inputs[:2])
+    filled = [x.with_([*x.dims[:2], length, x.dims[3]], x.strides) for x in (cache, scales)]
+    return filled[0], filled[1]
+
+
+def _attention_over_bytes(node: Node, builder: Builder, keys: ir.Node, values: ir.Node) -> None:
+    q = unit_inner(builder.tensor(node.ir.inputs[0]), builder)
+    (k, k_scales), (v, v_scales) = (bytes_and_scales(rows, builder) for rows in (keys, values))
+    narrow = builder.precision(node) is BF16 and builder.target.isa.multiplies_bf16
+    value = node.ir.outputs[0]
+    target = builder.result(value, None if builder.is_output(value) else (0, 2, 1, 3))
+    mask = _mask(node, builder)
+    scales: list[Argument] = [k_scales, *k_scales.strides[:2], v_scales, *v_scales.strides[:2]]
+    batch, heads, queries, size = q.dims
+    builder.call(
+        ATTENTION_SCALED,
+        templates=(mask.struct is BOOL_MASK, narrow),
+        shape=StructValue(ATTENTION_SHAPE, _shape_fields(node, q, k, v, target)),
+        q=q,
+        k=k,
+        v=v,
+        scales=StructValue(ROW_SCALES, dict(zip(ROW_SCALES.fields, scales))),
+        out=target,
+        mask=mask,
+        label="_".join(["attention_scaled", *(["bf16"] if narrow else []), *_mask_words(mask)]),
+        comment=f"({batch}, {heads}, {queries}, {size}) over {k.dims[2]} keys in bytes",
+        precision=BF16 if narrow else FP32,
+        flops=batch * heads * queries * k.dims[2] * 2 * (size + v.dims[3]),
     )
 
 
@@ -148,7 +229,7 @@ ROTARY = Kernel(
 
 @lowers("opsmith::Rotary", "opsmith::RotaryInterleaved")
 def _rotary(node: Node, builder: Builder) -> None:
-    x = _unit_inner(builder.tensor(node.ir.inputs[0]), builder)
+    x = unit_inner(builder.tensor(node.ir.inputs[0]), builder)
     cos, sin = (_unit_last(builder.as_float(builder.tensor(v)), builder) for v in node.ir.inputs[1:3])
     value = node.ir.outputs[0]
     target = builder.result(value, None if builder.is_output(value) else (0, 2, 1, 3))
@@ -191,7 +272,7 @@ CACHE_APPEND = Kernel(
 @lowers("opsmith::CacheAppend")
 def _append(node: Node, builder: Builder) -> None:
     past = builder.rows(node.ir.inputs[0])
-    new = _unit_inner(builder.tensor(node.ir.inputs[1]), builder)
+    new = unit_inner(builder.tensor(node.ir.inputs[1]), builder)
     target = builder.result(node.ir.outputs[0])
     batch, heads, rows, size = new.dims
     cached = total_rows(node, 2) - rows
