@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from onnx import helper as h
 from onnx import numpy_helper as nh
 from rewrite_graphs import random_inputs, run
 
+import opsmith
 from opsmith.compiler.simplify import simplify
 from opsmith.rewriter import rewrite_model
 
@@ -274,6 +276,21 @@ def test_equal_nodes_that_draw_random_numbers_stay_two(
         model = ir.from_proto(proto_of(nodes, fed, {"y": FLOAT}, held))
         make(model)
         assert [n.op_type for n in model.graph].count(op) == 2, make.__module__
+
+
+def test_an_attention_keeps_the_present_that_nobody_reads(tmp_path: Path) -> None:
+    """ONNX Runtime refuses a past whose present is left out. `compile` without verification: the node stays for its keys."""
+    rng = np.random.default_rng(0)
+    held = {name: rng.normal(size=(1, 2, 3, 8)).astype(np.float32) for name in ("k", "v", "past_k", "past_v")}
+    node = N("Attention", ["q", "k", "v", "", "past_k", "past_v"], ["y", "pk", "pv"])
+    proto = proto_of([node], {"q": [1, 2, 4, 8]}, {"y": FLOAT, "pk": FLOAT}, held, 23)
+    proto.ir_version = 10
+    check(proto)
+    onnx.save(proto, tmp_path / "m.onnx")
+    result = opsmith.compile(tmp_path / "m.onnx", tmp_path / "c", regions="all", verify=False)
+    inputs = random_inputs(proto)
+    for want, got in zip(run(proto, inputs), opsmith.load(result.variant).run(None, inputs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 # --- the budget of folding ---

@@ -18,6 +18,7 @@ from opsmith import store
 from opsmith.compiler.partition import Region, Step, bodies
 from opsmith.compiler.program import Program
 from opsmith.compiler.source import Source
+from opsmith.rewriter.passes.unused import keeping_outputs
 
 PAGE = 4096
 
@@ -161,7 +162,8 @@ def replace_regions(
             for _, seen in scopes.values():  # a body may read what a region around it gives
                 if seen.get(name) is old:
                     seen[name] = new
-    passes.RemoveUnusedNodesPass()(model)
+    with keeping_outputs(model.graph.all_nodes()):
+        passes.RemoveUnusedNodesPass()(model)
     passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
     for graph, _ in scopes.values():
         graph.sort()

@@ -27,6 +27,7 @@ from opsmith.analysis.control import gathered_perhaps
 from opsmith.check.drawn import draws
 from opsmith.errors import OpsmithError
 from opsmith.rewriter.passes import invariants, opsets, shapes, small_rules, weights
+from opsmith.rewriter.passes.unused import remove_unused
 from opsmith.rewriter.rule import DOMAIN, tensor_of
 
 NEWEST_SPLIT, AXES_AS_INPUT = 18, 13  # the opsets of Split with `num_outputs`, and of Unsqueeze with axes as an input
@@ -230,18 +231,6 @@ def without_maps(model: ir.Model) -> Iterator[None]:
     finally:
         for node in makers:
             node.op_type = "ZipMap"
-
-
-def remove_unused(model: ir.Model) -> None:
-    """Drop nodes and weights that nobody reads: the bodies of an If or Loop that is gone count as readers no more."""
-    graphs = [model.graph, *(f.graph for f in model.functions.values())]
-    live = {node for graph in graphs for node in graph.all_nodes()}
-    values = [v for graph in graphs for v in (*graph.inputs, *graph.initializers.values())]
-    for value in (*values, *(v for node in live for v in node.outputs)):
-        for user, index in list(value.uses()):
-            if user not in live:
-                user.replace_input_with(index, None)
-    common.RemoveUnusedNodesPass()(model)
 
 
 def tidy(model: ir.Model) -> None:
