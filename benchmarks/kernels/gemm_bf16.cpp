@@ -1,4 +1,4 @@
-// Products in bf16 with packed weights, at the sizes of the models in benchmarks/: GFLOP/s and share of the peak of PairDot; for few
+// Products in bf16 with packed weights, at the sizes of the models in benchmarks/: GFLOP/s and share of the peak of tiles or of PairDot; for few
 // rows GB/s of weights. A is bf16 where PairDot is an instruction, float elsewhere.
 //   g++ -std=c++20 -O3 -march=native -pthread -Isrc/opsmith/kernels benchmarks/kernels/gemm_bf16.cpp -o gemm_bf16 && ./gemm_bf16 2
 #include <type_traits>

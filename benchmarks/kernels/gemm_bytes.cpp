@@ -1,4 +1,4 @@
-// Products of bytes with packed weights, at the sizes of the models in benchmarks/: GOP/s and share of the peak of ByteDot.
+// Products of bytes with packed weights, at the sizes of the models in benchmarks/: GOP/s and share of the peak of tiles or of ByteDot.
 //   g++ -std=c++20 -O3 -march=native -pthread -Isrc/opsmith/kernels benchmarks/kernels/gemm_bytes.cpp -o gemm_bytes && ./gemm_bytes 2
 #include "bench.hpp"
 #include "gemm_bytes.hpp"
