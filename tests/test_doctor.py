@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from opsmith import settings
+from opsmith import machine, settings
 from opsmith.cli import main
 from opsmith.doctor import clean_cache, doctor
 from opsmith.errors import OpsmithError
@@ -99,3 +99,10 @@ def test_the_command(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
                 "settings",
                 "extras",
             }
+
+
+def test_tiles_that_the_system_refuses_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_cpuinfo", lambda: {"flags": "avx2 avx512_bf16 amx_tile amx_bf16 amx_int8"})
+    for given, tiles in ((True, {"amx_tile", "amx_bf16", "amx_int8"}), (False, set())):
+        monkeypatch.setattr(machine, "_gives_tiles", lambda given=given: given)
+        assert machine.cpu_features.__wrapped__() == {"avx2", "avx512_bf16"} | tiles

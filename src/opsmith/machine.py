@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import platform
@@ -44,7 +45,18 @@ _USED = """
 def cpu_features() -> frozenset[str]:
     info = _cpuinfo()
     flags = set((info.get("flags") or info.get("Features") or "").split())
+    if "amx_tile" in flags and not _gives_tiles():
+        flags = {f for f in flags if not f.startswith("amx_")}
     return frozenset(f for f in _USED if f in flags)
+
+
+def _gives_tiles() -> bool:
+    """Linux gives the registers of AMX to processes that ask, unless it is old or a sandbox forbids it: kernels/simd_amx.hpp."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    try:
+        return bool(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0)
+    except (OSError, AttributeError):
+        return False
 
 
 def cores() -> int:
