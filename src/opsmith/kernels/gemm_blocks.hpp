@@ -42,17 +42,16 @@ OPSMITH_INLINE ByteDot::Value weight_bytes(I words, int half) {
   return ByteDot::value(words);
 }
 
-// R rows of A by V vectors of columns: tile[r][n]. Few rows take all vectors at once, for enough independent sums; many take one after
-// the other, so that the sums of a block stay in registers, and only what is added up over blocks may not.
+// R rows of A by V vectors of columns: tile[r][n]. The sums of a block stay in registers; what is added up over blocks may not.
 template <int R, int V, class Q, int Bits, int Zero>
 [[gnu::noinline]] void micro_blocks(const ByteBlocks& A, i64 row, const uint8_t* p, float* tile) {
-  constexpr int G = R * V <= 8 ? V : 1;
   constexpr i64 width = V * W, step = 4 * 8 / Bits;  // of k, in a word
   const i64 depth = A.blocks * A.block;
   const int8_t* a = A.values + row * depth;
   const float *units = A.units + row * A.blocks, *sums = A.sums + row * A.blocks;
   F total[R][V] = {};
   for (i64 i = 0; i < A.blocks; ++i, p += Q::block_bytes(width, A.block), a += A.block) {
+    if constexpr (R >= 3) Q::fetch_ahead(p, width, A.block);
     const uint8_t* q = Q::data(p, width);
     int32_t first[R];
     [[maybe_unused]] float shifted[R];
@@ -61,44 +60,40 @@ template <int R, int V, class Q, int Bits, int Zero>
       first[r] = -moved_weights<Bits, Zero> * static_cast<int32_t>(sums[r * A.blocks + i]);
       shifted[r] = units[r * A.blocks + i] * sums[r * A.blocks + i];
     }
-#pragma GCC unroll 3
-    for (int v0 = 0; v0 < V; v0 += G) {
-      I acc[R][G];
+    I acc[R][V];
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 3
-        for (int g = 0; g < G; ++g) acc[r][g] = splat(first[r]);
-      }
-      const uint8_t* from = q + v0 * W * 4;
-      for (i64 k = 0; k < A.block; k += step, from += width * 4) {
-        I words[G];
+      for (int v = 0; v < V; ++v) acc[r][v] = splat(first[r]);
+    }
+    for (i64 k = 0; k < A.block; k += step, q += width * 4) {
+      I words[V];
 #pragma GCC unroll 3
-        for (int g = 0; g < G; ++g) memcpy(&words[g], from + g * W * 4, sizeof words[g]);
+      for (int v = 0; v < V; ++v) memcpy(&words[v], q + v * W * 4, sizeof words[v]);
 #pragma GCC unroll 2
-        for (int half = 0; half < step / 4; ++half) {
-          ByteDot::Value weights[G];
+      for (int half = 0; half < step / 4; ++half) {
+        ByteDot::Value weights[V];
 #pragma GCC unroll 3
-          for (int g = 0; g < G; ++g) weights[g] = weight_bytes<Bits>(words[g], half);
-#pragma GCC unroll 8
-          for (int r = 0; r < R; ++r) {
-            int32_t four;
-            memcpy(&four, a + r * depth + k + 4 * half, sizeof four);
-            const ByteDot::Columns x = ByteDot::columns(splat(four));
-#pragma GCC unroll 3
-            for (int g = 0; g < G; ++g) acc[r][g] = ByteDot::add_products(acc[r][g], weights[g], x);
-          }
-        }
-      }
-#pragma GCC unroll 3
-      for (int g = 0; g < G; ++g) {
-        const F scale = Q::scale_at(p, v0 + g), zero = Q::zero_at(p, width, v0 + g);
+        for (int v = 0; v < V; ++v) weights[v] = weight_bytes<Bits>(words[v], half);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-          F sum = __builtin_convertvector(acc[r][g], F);
-          if constexpr (Zero == kByteZeros) sum -= zero * splat(sums[r * A.blocks + i]);
-          total[r][v0 + g] += sum * (scale * splat(units[r * A.blocks + i]));
-          if constexpr (Zero == kFloatZeros) total[r][v0 + g] -= zero * splat(shifted[r]);
+          int32_t four;
+          memcpy(&four, a + r * depth + k + 4 * half, sizeof four);
+          const ByteDot::Columns x = ByteDot::columns(splat(four));
+#pragma GCC unroll 3
+          for (int v = 0; v < V; ++v) acc[r][v] = ByteDot::add_products(acc[r][v], weights[v], x);
         }
+      }
+    }
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) {
+      const F scale = Q::scale_at(p, v), zero = Q::zero_at(p, width, v);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        F sum = __builtin_convertvector(acc[r][v], F);
+        if constexpr (Zero == kByteZeros) sum -= zero * splat(sums[r * A.blocks + i]);
+        total[r][v] += sum * (scale * splat(units[r * A.blocks + i]));
+        if constexpr (Zero == kFloatZeros) total[r][v] -= zero * splat(shifted[r]);
       }
     }
   }

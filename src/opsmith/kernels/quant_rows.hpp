@@ -120,6 +120,7 @@ template <int R, int V, class Q, int Bits, int Zero>
   for (int r = 0; r < R; ++r) memset(tile + r * gemm_nr, 0, V * W * sizeof(float));
   for (i64 i = 0; i < blocks; ++i, p += Q::block_bytes(width, block)) {
     I acc[R][V] = {};  // not Words: g++ 12 would keep half of them in memory
+    if (column == 0) Q::fetch_ahead(p, width, block);
     const int32_t* a = rows + i * block / 8 * Rows::chunk;
     const uint8_t* q = Q::data(p, width) + column * Q::data_bytes;
     for (i64 k = 0; k < block; k += 8, a += Rows::chunk, q += width * Bits) {
