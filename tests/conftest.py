@@ -15,6 +15,8 @@ from opsmith.compiler import geometry
 from opsmith.errors import OpsmithError
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests never ask a hub
+# torch and numpy with a thread each: where a test runs on every core, threads of tiny models only spin while they wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 SECONDS = Path(__file__).with_name("seconds.json")  # of the test files; written by `pytest --write-seconds`
 
 

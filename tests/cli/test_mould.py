@@ -5,6 +5,8 @@ OPSMITH_UPDATE_DOCS=1 writes the table of keys in docs/json.md anew.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import re
@@ -14,10 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+from quick import own_cache
 from small_models import mlp, save
 from test_cli import commands
 
 from opsmith.cli import imagine, main, modules
+from opsmith.compiler.task import Candidate, Measured, Outcome, Task
+from opsmith.compiler.tune.database import Database
 from opsmith.measure import units
 from opsmith.plain import plain
 
@@ -35,6 +41,15 @@ def documented() -> dict[str, dict[str, str]]:
     return found
 
 
+def with_options() -> dict[str, dict[str, dict[str, str]]]:
+    """command -> option -> the keys of its JSON with that option."""
+    return {name: module.JSON_WITH for name, module in modules() if hasattr(module, "JSON_WITH")}
+
+
+def key_table(keys: dict[str, str]) -> list[str]:
+    return ["| key | |", "|---|---|", *(f"| `{key}` | {meaning} |" for key, meaning in keys.items()), ""]
+
+
 def test_every_command_takes_json_and_quiet_and_says_what_its_keys_mean() -> None:
     assert set(documented()) == set(commands())
     for name, command in commands().items():
@@ -45,8 +60,12 @@ def test_every_command_takes_json_and_quiet_and_says_what_its_keys_mean() -> Non
 def test_the_page_lists_the_keys() -> None:
     lines = []
     for name, keys in sorted(documented().items()):
-        lines += [f"## opsmith {name}", "", "| key | |", "|---|---|"]
-        lines += [f"| `{key}` | {meaning} |" for key, meaning in keys.items()] + [""]
+        lines += [f"## opsmith {name}", "", *key_table(keys)]
+        for option, instead in with_options().get(name, {}).items():
+            also = keys.items() <= instead.items()
+            added = dict(instead.items() - keys.items()) if also else instead
+            shown = re.sub(r"--[a-z]+", r"`\g<0>`", option)
+            lines += [f"With {shown}{', also' if also else ', instead'}:", "", *key_table(added)]
     page = PAGE.read_text(encoding="utf-8")
     head, _, _ = page.partition("<!-- keys -->")
     new = f"{head}<!-- keys -->\n\n" + "\n".join(lines)
@@ -97,6 +116,59 @@ def test_json_has_the_documented_keys(
     assert set(json.loads(out)) == set(documented()[verb])
     if verb == "distill":
         assert (folder.parent / "parts" / "product_0" / "original").is_dir()
+
+
+OTHER_CALLS: list[tuple[str, str, list[str]]] = [
+    ("compile", "--explain", ["{}/original", "--explain", "matmul0"]),
+    ("compile", "--ep", ["{}/original/mlp_original.onnx", "--ep", "--regions", "all"]),
+    ("optimize", "--explain", ["{}/original", "--explain", "silu"]),
+    ("optimize", "--list", ["--list"]),
+    ("tune", "--export", ["--export", "{new}"]),
+    ("tune", "--import", ["--import", "{results}"]),
+    ("tune", "--merge", ["--merge", "{results}"]),
+    ("doctor", "--clean", ["--clean", "tuning"]),
+    ("imagine", "--explain", ["a frog", "--fast", "2", "--explain"]),
+    ("edit", "", ["{picture}", "--box", "4,4,20,20", "--change", "blur it"]),
+]
+
+
+@pytest.fixture()
+def own_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What OTHER_CALLS name, and a cache of which a part may be removed."""
+    Image.new("RGB", (32, 32), "green").save(tmp_path / "picture.png")
+    tuned = Database(tmp_path / "tuned.sqlite")
+    best = {"gemm_f32": Measured(Candidate("gemm_f32", 6, 3), 1e-4)}
+    tuned.put(Task.of("gemm", {"m": 1, "n": 2, "k": 3, "storage": "f32"}), 2, Outcome(2, best, {"gemm_f32": 2e-4}, 7))
+    tuned.export(tmp_path / "results.jsonl")
+    monkeypatch.setenv("OPSMITH_CACHE", str(own_cache(tmp_path / "cache")))
+    return {
+        name: str(tmp_path / file)
+        for name, file in (("picture", "picture.png"), ("results", "results.jsonl"), ("new", "new.jsonl"))
+    }
+
+
+@pytest.mark.parametrize(("verb", "option", "args"), OTHER_CALLS, ids=[f"{verb}{o}" for verb, o, _ in OTHER_CALLS])
+def test_json_with_an_option_has_the_keys_that_are_documented_for_it(
+    verb: str, option: str, args: list[str], folder: Path, own_files: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, out = run(capfd, verb, *(a.format(folder, **own_files) for a in args), "--json")
+    assert code == 0
+    assert set(json.loads(out)) == set(with_options()[verb][option] if option else documented()[verb])
+
+
+def test_no_command_answers_with_keys_that_are_nowhere_documented() -> None:
+    for name, module in modules():
+        told = [keys for n, keys in documented().items() if n.split()[0] == name] + [
+            *with_options().get(name, {}).values()
+        ]
+        for call in ast.walk(ast.parse(inspect.getsource(module))):
+            if (
+                isinstance(call, ast.Call)
+                and ast.unparse(call.func) == "console.answer"
+                and isinstance(call.args[0], ast.Dict)
+            ):
+                keys = {key.value for key in call.args[0].keys if isinstance(key, ast.Constant)}
+                assert any(keys <= set(known) for known in told), f"{name}: {keys}"
 
 
 def test_quiet_prints_the_path_that_was_written_and_nothing_else(

@@ -1,7 +1,7 @@
 """The command line: one file per command, found by its file name. No logic here, only arguments in and
 tables out. A command file defines `command`, a typer function that ends in `console.answer`, `EXAMPLES`, two lines that its help
-ends with, `JSON`, the keys that --json prints and what they mean (docs/json.md), `PANEL`, its heading in `opsmith --help`, and
-`ORDER`, its place under that heading. --json, --quiet and --verbose are added to every command here. What is slow to import is
+ends with, `JSON`, the keys that --json prints and what they mean (docs/json.md), `JSON_WITH`, those that it prints with
+certain options, `PANEL`, its heading in `opsmith --help`, and `ORDER`, its place under that heading. --json, --quiet and --verbose are added to every command here. What is slow to import is
 imported inside `command`: `opsmith --help` reads all files."""
 
 from __future__ import annotations

@@ -29,6 +29,11 @@ JSON = {
     "notes": "what a reader should know",
     "seconds": "that measuring took",
 }
+JSON_WITH = {
+    "--machine without models": {
+        "machine": "its CPU, the peaks of arithmetic and memory by threads, and cores that others kept busy"
+    }
+}
 EXAMPLES = (
     "opsmith bench models/bert",
     "opsmith bench model.onnx model_compiled.onnx --shape sequence=128 --peer openvino",

@@ -36,6 +36,10 @@ JSON = {
     "remarks": "lines for people",
     "seconds": "where compile's own time went",
 }
+JSON_WITH = {
+    "--ep": {**JSON, "session": "as `lines` of `opsmith explain-session --json`"},
+    "--explain": {"stops": "the journey of the node: `station` and `text` of each stop"},
+}
 EXAMPLES = (
     "opsmith compile model.onnx",
     "opsmith compile models/bert/dynamo models/bert/fast --shape sequence=128 --search 1",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 PANEL = "Machine"
 ORDER = 80
 JSON = {"findings": "topic, name, value, `ok` (null: absent and not needed), and advice where something is missing"}
+JSON_WITH = {"--clean": {"removed": "`path` of the cache, `files`, and their `size` in bytes"}}
 EXAMPLES = (
     "opsmith doctor",
     "opsmith doctor --clean kernels",

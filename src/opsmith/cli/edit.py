@@ -25,7 +25,11 @@ JSON = {
     "painted": "share of the picture that may change; the rest is byte-equal",
     "grown": "pixels by which that is larger than the selection",
     "box": "left, top, right, bottom",
+    "sure": "mean probability of what was selected by words; null where it was not",
     "settings": "all that makes it again",
+}
+JSON_WITH = {
+    "--extend or --upscale": {"written": "the picture", "settings": "all that makes it again"},
 }
 EXAMPLES = (
     'opsmith edit picture.png --select apple --change "make it green" --out green.png',

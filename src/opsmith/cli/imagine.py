@@ -25,7 +25,13 @@ JSON = {
     "peak_memory": "bytes",
     "variants": "component -> the variant that was used",
     "remarks": "lines for people",
-    "estimate": "with --estimate alone: steps, seconds of each part and in all, memory in bytes",
+}
+JSON_WITH = {
+    "--explain": {"remarks": "what is computed once, reused or left out"},
+    "--estimate": {
+        "estimate": "steps, seconds of each part and in all, memory in bytes",
+        "variants": "component -> the variant that would be used",
+    },
 }
 EXAMPLES = (
     'opsmith imagine "a red apple on a table"',

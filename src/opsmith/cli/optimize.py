@@ -28,6 +28,15 @@ JSON = {
     "timed_with": "the inputs, where they come from, and the threads",
     "trials": "with --measure: what each rule gained, and whether it was kept",
 }
+JSON_WITH = {
+    "--explain": {
+        "rule": "its name",
+        "algebra": "what it does",
+        "matches": "how often it fires",
+        "near_miss": "where it came closest elsewhere: `root` it started from, `depth` in nodes, `node`, `op_type` and `reason` of its stop; or null",
+    },
+    "--list": {"rules": "name, level, targets and algebra of each"},
+}
 EXAMPLES = (
     "opsmith optimize model.onnx better.onnx",
     "opsmith optimize model.onnx better.onnx --explain attention",

@@ -26,6 +26,13 @@ JSON = {
     "quality": "relative and absolute error, cosine similarity, for logits KL divergence and top-1 agreement",
     "sweep": "the error of each layer alone, and the bits it got; empty without --max-error or --min-quality",
 }
+JSON_WITH = {
+    "a pipeline": {
+        "folder": "of the pipeline that was written",
+        "components": "component -> as of one model",
+        "kept": "components that were copied as they are -> why",
+    },
+}
 EXAMPLES = (
     "opsmith quantize models/gpt2/dynamo models/gpt2/int8",
     "opsmith quantize models/sd models/sd-int8 --method int8",

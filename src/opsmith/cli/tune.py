@@ -20,6 +20,20 @@ ORDER = 65
 JSON = {
     "results": "each kernel and its sizes: CPU, threads, what was tried, the best and the compiler's own choice, in seconds",
 }
+JSON_WITH = {
+    "--export": {"written": "the file", "count": "of results"},
+    "--import": {
+        "read": "the file",
+        "count": "of results in it",
+        "usable": "results in the database for this CPU and these kernels",
+    },
+    "--merge": {
+        "read": "file -> results in it",
+        "count": "of results in the database",
+        "cpus": "CPU -> results for it",
+    },
+    "--engine": {"cpus": "CPU -> results from it"},
+}
 EXAMPLES = (
     "opsmith tune --show",
     "opsmith tune --export zen4.jsonl",
