@@ -54,8 +54,6 @@ _OTHER = {
     "dynamic": "it takes products and convolutions of the main graph; --method fp16 takes every large weight",
     "static": "it takes products and convolutions of the main graph; --method fp16 takes every large weight",
 }
-FAR = 0.95  # cosine similarity below which a model no longer gives its source's answers
-OFF = 0.5  # relative error above which it does not, whatever the cosine: one number, doubled, has a cosine of 1
 
 
 SHORT = {"int8": ("weight-only", 8), "int4": ("weight-only", 4)}  # short words for a method and its bits
@@ -85,11 +83,9 @@ class QuantizeResult(Shown):
     @property
     def remarks(self) -> list[str]:
         """What speaks against using the result."""
-        found = []
-        if self.quality.cosine < FAR or self.quality.error > OFF:
-            advice = "spare the worst layers with --exclude or --max-error, or take --method weight-only or fp16"
-            how = f"relative error {self.quality.error:.2g}, cosine {self.quality.cosine:.3f}"
-            found.append(f"the answers are far from the source's ({how}): {advice}")
+        found = self.quality.remark(
+            "spare the worst layers with --exclude or --max-error, or take --method weight-only or fp16"
+        )
         if self.after >= self.before:
             found.append("the file is not smaller: what was added outweighs the few weights that shrank")
         return found
