@@ -28,6 +28,7 @@ def model(body: str, seed: int = 0) -> onnx.ModelProto:
     arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
     arrays |= {"flipped": arrays["v"].T.copy(), "half": arrays["v"].astype(np.float16)}
     arrays |= {"filled": np.array(shapes["v"]), "as_v": np.array([CHANNELS, CHANNELS, 3])}
+    arrays["shape_g"] = np.array([CHANNELS])
     for name, array in arrays.items():
         if name in body:
             proto.graph.initializer.append(numpy_helper.from_array(array, name))
@@ -61,6 +62,7 @@ def test_a_weight_with_its_norm_divided_out_is_packed_and_replaced_like_any_othe
     [
         (NORMED, ["Conv"]),
         ("w = ConstantOfShape (filled)  y = Conv<pads = [1, 1]> (x, w)", ["Conv"]),
+        ("w = ConstantOfShape (shape_g)  y = BatchNormalization (x, w, w, w, w)", ["BatchNormalization"]),
         ("s = Mul (flipped, flipped)  w = Transpose (s)  y = Conv<pads = [1, 1]> (x, w)", ["Conv"]),
         ("s = Mul (v, v)  r = Reshape (s, as_v)  w = Sqrt (r)  y = Conv<pads = [1, 1]> (x, w)", ["Conv"]),
         ("m = ReduceMax (x)  w = Mul (v, m)  y = Conv<pads = [1, 1]> (x, w)", ["ReduceMax", "Mul", "Conv"]),

@@ -29,7 +29,9 @@ LAYOUT = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity")
 WEIGHT_AT = {  # operator -> its operands that are weights and biases
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), (1, 2)),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3)),
-    "MatMul": (1,),
+    **dict.fromkeys(("InstanceNormalization", "LayerNormalization", "GroupNormalization"), (1, 2)),
+    **dict.fromkeys(("MatMul", "PRelu"), (1,)),
+    "BatchNormalization": (1, 2, 3, 4),
 }
 GROWTH = 1 << 26  # elements: 256 MB of floats
 _FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE}
