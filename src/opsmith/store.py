@@ -48,6 +48,7 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 
 RECORD = "opsmith.json"
 FORCED_CPU = "OPSMITH_CPU"  # the code to run, of a library that has several forms: kernels/forms.hpp, the provider
+NOTHING_NATIVE = "nothing in the model was worth compiling"  # so that what compile wrote has no library
 ORIGINS = "origins.json"
 TRANSPOSED = ".T"  # ends the name of a weight that is stored transposed to its checkpoint
 EMBED_LIMIT = 256 * 1024 * 1024  # larger models keep their weights in <name>.onnx.data
@@ -62,6 +63,11 @@ class Variant:
     @property
     def folder(self) -> Path:
         return self.path.parent
+
+    @property
+    def place(self) -> Path:
+        """What its writer calls it: the folder; of a file on its own, whose record bears its name, the file."""
+        return self.path if self.path.with_suffix(".opsmith.json").is_file() else self.folder
 
     @property
     def name(self) -> str:

@@ -18,6 +18,7 @@ import opsmith
 from opsmith import starter
 from opsmith.batch.rows import Failed
 from opsmith.batch.runners import open_runner
+from opsmith.batch.runners.graph import WHOLE, rows_of_a_run
 from opsmith.batch.runners.values import option_of
 from opsmith.batch.work import answers
 from opsmith.errors import OpsmithError
@@ -83,6 +84,42 @@ def test_a_model_made_for_a_fixed_number_of_rows_gets_that_many(tmp_path: Path) 
     free = open_runner(save(mlp(width=4), tmp_path / "free" / "original"), None, 1)
     for mine, theirs in zip(runner.run(rows, 64), free.run(rows, 64)):
         np.testing.assert_allclose(mine["y"], theirs["y"], atol=1e-6)  # type: ignore[index]
+
+
+def test_a_model_whose_first_axis_does_not_count_rows_is_run_once_per_row(tmp_path: Path) -> None:
+    """A state of four layers beside a batch, and a number for the answer: rows hold whole tensors, or one of a batch."""
+    text = """<ir_version: 9, opset_import: ["" : 18]>
+        g (float[batch, n] x, float[4, 1] state, float rate) => (float[4, n] y, float[] total) {
+        scaled = Mul (x, rate)  y = Add (scaled, state)  total = ReduceSum<keepdims = 0> (y) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    runner = open_runner(tmp_path / "m.onnx", None, 1)
+    assert runner.traits.batches == (1,) and runner.traits.columns["total"].shape == ()
+    state = np.arange(4, dtype=np.float32)[:, None]
+    rows: list[dict[str, Any]] = [
+        {"x": [[1.0, 2.0]], "state": state.tolist(), "rate": 2.0},
+        {"x": [1.0, 2.0, 3.0], "state": state.tolist(), "rate": 1.0},
+        {"x": [1.0], "state": [[0.0]], "rate": 1.0},
+    ]
+    found = runner.run(rows, 32)
+    np.testing.assert_array_equal(found[0]["y"], state + np.array([2.0, 4.0]))  # type: ignore[index]
+    assert found[1]["total"] == 4 * 6 + 3 * 6  # type: ignore[index]
+    assert isinstance(found[2], Failed) and found[2].reason == "state has the shape [1, 1], the model wants [4, 1]"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "rows"),
+    [
+        ([["n", 3], ["n"]], [["n", 2]], None),
+        ([[4, 3]], [[4, 2]], 4),
+        ([[1, 3], ["n", 3]], [["n"]], 1),
+        ([["n", 3], [4, 1, 8]], [["n"]], WHOLE),  # the state of four layers
+        ([[1, 3, 8], [2, 1, 8]], [[1, 1]], WHOLE),
+        ([["n", 3]], [[1, 2]], WHOLE),  # one answer for all
+        ([["n", 3], []], [["n"]], WHOLE),
+    ],
+)
+def test_how_many_rows_a_run_has(inputs: list[list[Any]], outputs: list[list[Any]], rows: int | None) -> None:
+    assert rows_of_a_run(inputs, outputs) == rows
 
 
 def test_pictures_are_read_as_the_folder_says(tmp_path: Path) -> None:

@@ -194,6 +194,18 @@ def test_safer_values_are_tried_when_random_ones_do_not_run() -> None:
     assert judged.feed is not None and judged.origin == "the model's own sizes, ones"
 
 
+def test_a_batch_that_holds_several_views_of_each_thing_is_found() -> None:
+    nodes = [
+        h.make_node("Concat", ["x", "z"], ["both"], axis=1),
+        h.make_node("Reshape", ["both", "views"], ["v"]),
+        h.make_node("GlobalAveragePool", ["v"], ["y"]),
+    ]
+    inputs = {"x": (T.FLOAT, ["x_batch", 3]), "z": (T.FLOAT, ["z_batch", 3])}  # two symbols that must agree
+    m = model(inputs, nodes, {"y": (T.FLOAT, None)}, views=np.array([4, 6, -1], np.int64))
+    judged = judged_feed(m)
+    assert judged.feed is not None and judged.dims == {"x_batch": 4, "z_batch": 4}
+
+
 def test_a_model_that_nothing_runs_on_says_which_input_and_node() -> None:
     nodes = [h.make_node("Identity", ["x"], ["i"]), h.make_node("Reshape", ["i", "shape"], ["y"], name="fold")]
     judged = judged_feed(model({"x": (T.FLOAT, [6])}, nodes, {"y": (T.FLOAT, None)}, shape=np.array([4], np.int64)))

@@ -179,6 +179,22 @@ def test_a_shape_that_the_reference_refuses_is_dropped_visibly() -> None:
     assert result.dropped[0].startswith("batch=1: ")
 
 
+def test_sizes_found_by_trying_are_compared_on_degenerate_inputs_too() -> None:
+    def of_four(scale: float) -> onnx.ModelProto:
+        made = mlp(scale)
+        made.graph.node.append(h.make_node("Reshape", ["y", "four_views"], ["views"]))
+        made.graph.initializer.append(onnx.numpy_helper.from_array(np.array([4, -1, 3], np.int64), "four_views"))
+        made.graph.output[0].CopyFrom(h.make_tensor_value_info("views", T.FLOAT, [4, None, 3]))
+        return made
+
+    result = verify(of_four(1.0), of_four(1.0))
+    assert result.ok and len(result.dropped) == 3  # batches of 1, 2 and 3
+    names = [case.name for case in result.cases]
+    assert names[0] == "the model's own sizes" and "zeros, the model's own sizes" in names
+    assert all(case.dims == {"batch": 4} for case in result.cases)
+    assert not verify(of_four(1.0), of_four(1.1)).ok
+
+
 def test_a_shape_that_only_the_variant_refuses_is_a_difference() -> None:
     variant = mlp()
     variant.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2, 4], np.int64), "two_rows"))

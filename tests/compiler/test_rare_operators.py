@@ -144,8 +144,13 @@ def test_transforms_are_as_exact_as_floats_allow(tmp_path: Path) -> None:
     models: list[bytes] = []
     feeds: list[Feed] = []
     wanted: list[np.ndarray] = []
-    for n, parts, onesided in ((16, 1, 1), (400, 1, 1), (25, 2, 0), (96, 2, 0), (1, 1, 0)):
-        x = floats(3, n, 2, parts)
+    cases = [
+        (6, n, parts, onesided) for n, parts, onesided in ((16, 1, 1), (400, 1, 1), (25, 2, 0), (96, 2, 0), (1, 1, 0))
+    ]
+    # few, or long: one after the other; many: in lanes, of which the last are not all used
+    cases += [(2, 96, 2, 0), (2, 400, 1, 1), (6, 4096, 1, 1), (6, 3 * 2**10, 2, 0), (70, 96, 2, 0), (38, 2048, 1, 1)]
+    for count, n, parts, onesided in cases:
+        x = floats(count // 2, n, 2, parts)
         node = helper.make_node("DFT", ["x"], ["y"], axis=1, onesided=onesided)
         models.append(model(node, {"x": x}, TensorProto.FLOAT, 4, 17, dynamic=False))
         numbers = x[..., 0].astype(np.float64) + (1j * x[..., 1] if parts == 2 else 0)

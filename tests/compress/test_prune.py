@@ -244,6 +244,17 @@ def test_magnitude_zeroes_kernels_of_convolutions_and_refuses_where_there_is_not
     assert not (tmp_path / "b.onnx").exists()
 
 
+def test_answers_far_from_the_source_s_are_told(tmp_path):
+    text = """<ir_version: 9, opset_import: ["" : 18]> g (float[n, 24] x) => (float[n, 9] y) { y = MatMul (x, w) }"""
+    model, weight = onnx.parser.parse_model(text), np.random.default_rng(0).standard_normal((24, 9), np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    onnx.save(model, tmp_path / "a.onnx")
+    little = prune(tmp_path / "a.onnx", tmp_path / "b.onnx", method="magnitude", ratio=0.05)
+    assert little.quality.error < 0.5 and little.remarks == []
+    (remark,) = prune(tmp_path / "a.onnx", tmp_path / "c.onnx", method="magnitude", ratio=0.9).remarks
+    assert "far from the source's (relative error" in remark and "--ratio" in remark
+
+
 def test_what_a_model_answers_in_maps_is_judged(tmp_path):
     maps, arrays = [{0: 0.25, 1: 0.75}, {0: 1.0, 1: 0.0}], [np.ones((2, 2), np.float32)]
     assert quality._numbers(maps).tolist() == [0.25, 0.75, 1.0, 0.0]

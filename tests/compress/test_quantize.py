@@ -229,6 +229,26 @@ def test_the_ends_and_the_time_embedding_of_a_unet_stay_in_full_precision(tmp_pa
     assert not any("full precision" in line for line in everything.left)
 
 
+@pytest.mark.parametrize("method", ["dynamic", "static"])
+@pytest.mark.parametrize("opset", [9, 12])
+def test_models_older_than_the_quantizing_operators_are_raised(tmp_path, method, opset):
+    """Clip has its limits as attributes before opset 11, and DequantizeLinear one scale for all channels before 13."""
+    rng = np.random.default_rng(0)
+    clip = "Clip<min = 0.0, max = 6.0> (h)" if opset < 11 else "Clip (h, low, high)"
+    text = f"""<ir_version: 6, opset_import: ["" : {opset}]> g (float[1, 4, 5, 5] x) => (float[1, 64, 5, 5] y) {{
+        h = Conv (x, v, b)  c = {clip}  y = Conv (c, w, b) }}"""
+    model = onnx.parser.parse_model(text)
+    for name, shape in {"v": (64, 4, 1, 1), "w": (64, 64, 1, 1), "b": (64,)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape, np.float32), name))
+    for name, limit in {"low": 0.0, "high": 6.0}.items() if opset > 10 else ():
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(limit), name))
+    onnx.save(model, tmp_path / "a.onnx")
+    result = quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", method=method, samples=2, threads=1)
+    assert result.quality.cosine > 0.999 and result.quantized == 1  # v is small
+    sizes = [tensor.dims for tensor in onnx.load(tmp_path / "b.onnx").graph.initializer if tensor.name == "w_scale"]
+    assert sizes == [[64] if method == "static" else []]
+
+
 def test_static_takes_a_shared_bias_beside_a_value_that_has_its_name_with_a_number(tmp_path):
     """The tool calls the second copy of `b` `b2`, whatever that is already."""
     rng = np.random.default_rng(0)

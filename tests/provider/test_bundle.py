@@ -135,7 +135,7 @@ def test_the_same_variant_packs_to_the_same_bytes(source: Path, tmp_path: Path) 
     assert packed[0] == packed[1]
 
 
-@pytest.mark.parametrize("kind", ["plain", "cut", "name", "folder"])
+@pytest.mark.parametrize("kind", ["plain", "stays", "cut", "name", "folder"])
 def test_what_cannot_be_packed_is_one_line(source: Path, tmp_path: Path, kind: str) -> None:
     shutil.copyfile(source, tmp_path / "plain.onnx")
     target, message = tmp_path / "x.zip", "is not a compiled model"
@@ -145,6 +145,13 @@ def test_what_cannot_be_packed_is_one_line(source: Path, tmp_path: Path, kind: s
         (library,) = (tmp_path / "fast").glob("*.so")
         library.write_bytes(library.read_bytes()[:1000])
         variant, message = tmp_path / "fast", "is damaged or was changed"
+    elif kind == "stays":
+        text = """<ir_version: 9, opset_import: ["" : 18]> g (string[n] x) => (string[n] y) { y = Identity (x) }"""
+        onnx.save(onnx.parser.parse_model(text), tmp_path / "words.onnx")
+        opsmith.compile(tmp_path / "words.onnx", tmp_path / "fast.onnx")
+        variant, message = tmp_path / "fast.onnx", "nothing in the model was worth compiling"
+        with pytest.raises(OpsmithError, match=message):
+            opsmith.weights(variant, tmp_path / "words.onnx", tmp_path / "new.onnx")
     elif kind == "name":
         target, message = tmp_path / "x.tar", "is not the name of a zip file"
     elif kind == "folder":

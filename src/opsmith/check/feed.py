@@ -167,7 +167,9 @@ class Trial:
         for symbol, usual in free.items():
             kinds[usual.kind].append(symbol)
         yield from ((first, safer) for safer in values.SAFER[1:])
-        tries = [[dict.fromkeys(symbols, n) for n in free[symbols[0]].tries] for symbols in kinds.values()]
+        # almost every model runs on a batch of one
+        likely_first = sorted(kinds.values(), key=lambda symbols: free[symbols[0]].kind == "batch")
+        tries = [[dict.fromkeys(symbols, n) for n in free[symbols[0]].tries] for symbols in likely_first]
         seen = [first]
         alone = (one for each in tries for one in each)
         both = (a | b for one, other in itertools.combinations(tries, 2) for a, b in itertools.product(one, other))

@@ -28,7 +28,7 @@ class Usual:
     tries: tuple[int, ...] = ()
 
 
-BATCH = Usual("batch", (1, 2, 3))
+BATCH = Usual("batch", (1, 2, 3), (4, 2, 8))  # a mean over four views of a thing needs all four
 TOKENS = Usual("tokens", (128, 7, 1), (64, 32, 16, 512, 1))
 STEPS = dataclasses.replace(TOKENS, kind="steps")  # of a sequence of vectors that are no spectrum
 # with the past: one decode step, a prompt, a continued prompt

@@ -147,7 +147,8 @@ def verify(
                 judged = judged_feed(path_a, shapes if isinstance(shapes, Mapping) else None, inputs, seed=seed)
                 if judged.feed is None:
                     return VerifyResult((), tuple(dropped), unchecked=judged.problem)
-                answers, _ = _answers(path_a, [_Feed(judged.origin, judged.dims, judged.feed)], Path(kept), threads)
+                only = _Feed(judged.origin, judged.dims, judged.feed)
+                answers, _ = _answers(path_a, [only], Path(kept), threads, degenerate)
             outputs = [value.name or "" for value in model_a.graph.outputs]
             compared = _cases(path_b, answers, outputs, tolerance, threads, Path(kept), provider)
             compared, changing = _without_drawn(path_a, model_a, compared, outputs, tolerance, threads)
@@ -237,7 +238,7 @@ def _misfit(feed: _Feed, b: ir.Model) -> str | None:
 
 
 def _degenerate_feeds(a: ir.Model, answers: Sequence[_Answer], given: Given) -> list[_Feed]:
-    """Of the smallest random shape that A runs on."""
+    """Of the smallest shape, not stored, that A runs on."""
     bases = [answer.feed for answer in answers if answer.feed.stored is None]
     if not bases:
         return []
@@ -252,7 +253,7 @@ def _degenerate_feeds(a: ir.Model, answers: Sequence[_Answer], given: Given) -> 
             break
         if names and not (kind == "large" and has_halves):
             changed = {n: np.asarray(change(base.inputs[n])) for n in names}
-            name = base.name.replace("random", kind, 1)
+            name = base.name.replace("random", kind, 1) if "random" in base.name else f"{kind}, {base.name}"
             usual = {n: spread.size_of(base.inputs[n]) for n in names}
             feeds.append(_Feed(name, base.dims, {**base.inputs, **changed}, degenerate=kind, usual=usual))
     return feeds

@@ -181,15 +181,7 @@ def command(
         shapes=parse_fixed(shape or []),
         inputs=parse_given(given or []),
     )
-    console.answer(result, lambda: show(result), written=_written(result))
-
-
-def _written(result: CompileResult) -> Path | None:
-    """The folder of a variant; a file on its own, whose record bears its name, by its path."""
-    if result.variant is None:
-        return None
-    path = result.variant.path
-    return path if path.with_suffix(".opsmith.json").is_file() else result.variant.folder
+    console.answer(result, lambda: show(result), written=result.variant.place if result.variant else None)
 
 
 def _show_journey(stops: list[Stop]) -> None:
@@ -239,7 +231,7 @@ def show(result: CompileResult) -> None:
     for remark in result.remarks:
         console.say(remark)
     if result.variant is not None:
-        console.say(f"wrote {console.escape(str(_written(result)))}")
+        console.say(f"wrote {console.escape(str(result.variant.place))}")
 
 
 def _show_left(result: CompileResult) -> None:

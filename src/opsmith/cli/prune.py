@@ -101,4 +101,6 @@ def _print(result: PruneResult) -> None:
     )
     if result.note:
         console.say(f"note: {result.note}")
+    for remark in result.remarks:
+        console.remark(remark)
     console.say(f"wrote {console.escape(str(result.variant.path))}")

@@ -33,7 +33,7 @@ def command(
     new: Annotated[
         str, typer.Argument(help="An .onnx of the same structure, a .safetensors file, or a Hugging Face folder.")
     ],
-    dest: Annotated[str | None, typer.Argument(help="The variant folder to write.")] = None,
+    dest: Annotated[str | None, typer.Argument(help="The variant folder or .onnx file to write.")] = None,
     source: Annotated[
         str | None,
         typer.Option(help="What VARIANT was compiled from, for tensors by name; found if it lies beside it."),
@@ -56,7 +56,7 @@ def command(
     from opsmith.compiler.repack import weights
 
     result = weights(variant, new, dest, source=source, verify=verify, overwrite=overwrite)
-    console.answer(result, lambda: _print(result, variant, result.variant.folder), written=result.variant.folder)
+    console.answer(result, lambda: _print(result, variant, result.variant.place), written=result.variant.place)
 
 
 def _for_the_provider(model: str, new: str, dest: str | None, source: str | None) -> None:
@@ -69,11 +69,11 @@ def _for_the_provider(model: str, new: str, dest: str | None, source: str | None
     console.answer(result, lambda: _print(result, model, folder), written=folder)
 
 
-def _print(result: WeightsResult, variant: str, folder: Path) -> None:
+def _print(result: WeightsResult, variant: str, place: Path) -> None:
     console.say(
         f"{counted(result.tensors, 'weight')} packed in {result.seconds:.1f} s; library and source are those of {console.escape(variant)}"
     )
     if result.verified is not None and result.verified.cases:
         worst = max((o.max_abs for o in result.verified.worst), default=0.0)
         console.say(f"verified in {counted(len(result.verified.cases), 'case')}, largest absolute error {worst:.1e}")
-    console.say(f"wrote {console.escape(str(folder))}")
+    console.say(f"wrote {console.escape(str(place))}")

@@ -67,6 +67,10 @@ def weights(
     old = Variant(store.find_model(variant))
     library = next(iter(store.libraries(old.path)), None)
     if library is None:
+        if "compiled" in old.record:
+            raise OpsmithError(
+                f"{old.path} has no packed weights: {store.NOTHING_NATIVE}", "use the new model, or compile it"
+            )
         raise OpsmithError(f"{old.path} is not a compiled variant with a library of its own")
     with store.new_variant(
         dest, verb="weights", parent=old, options=old.record["options"], overwrite=overwrite

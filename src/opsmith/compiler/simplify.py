@@ -1,7 +1,8 @@
 """Simplify: the same graph with less in it, before anything is matched or cut.
 
 Order: functions are inlined first, since nothing else sees into them (high-level `opsmith` functions are kept: the compiler knows
-them); constants become initializers, so that folding sees them; folding comes before CSE, which then merges what became equal;
+them); constants become initializers, so that folding sees them; large weights that the graph computes are folded after the small
+constants they are made of; folding comes before CSE, which then merges what became equal;
 dead code goes last.
 """
 
@@ -19,6 +20,7 @@ from opsmith.check.origins import made_up_name
 from opsmith.compiler.partition import bodies
 from opsmith.errors import OpsmithError
 from opsmith.rewriter import passes
+from opsmith.rewriter.passes.computed_weights import fold_computed_weights
 
 
 def simplify(model: ir.Model) -> None:
@@ -27,6 +29,7 @@ def simplify(model: ir.Model) -> None:
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         with passes.defaults_hidden(model):
             passes.fold(model)
+            fold_computed_weights(model)
             name_nodes(model.graph)  # before `tidy`, which calls all that have none "node"
             passes.tidy(model)
         _infer_shapes(model)  # ranks and types behind nodes that stay with ORT

@@ -69,6 +69,13 @@ class PruneResult(Shown):
     judged_apart: bool  # on calibration cases that the choice and the fit have not seen
     note: str = ""
 
+    @property
+    def remarks(self) -> list[str]:
+        """What speaks against using the result."""
+        return self.quality.remark(
+            "take less with --ratio or --shrink, and give --calibration data like those that it will meet"
+        )
+
 
 def prune(
     src: store.ModelLike,

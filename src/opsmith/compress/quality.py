@@ -24,6 +24,8 @@ from opsmith.errors import OpsmithError
 Array = np.ndarray[Any, Any]
 Feed = dict[str, Array]
 
+FAR = 0.95  # cosine similarity below which a model no longer gives its source's answers
+OFF = 0.5  # relative error above which it does not, whatever the cosine: one number, doubled, has a cosine of 1
 WINDOW = 64  # tokens of text per calibration case
 
 
@@ -44,6 +46,13 @@ class Quality:
     def score(self) -> float:
         """What --min-quality means: top-1 agreement where there are logits, else cosine similarity."""
         return self.cosine if self.top1 is None else self.top1
+
+    def remark(self, advice: str) -> list[str]:
+        """That the model no longer gives its source's answers, and what to do."""
+        if self.cosine >= FAR and self.error <= OFF:
+            return []
+        how = f"relative error {self.error:.2g}, cosine {self.cosine:.3f}"
+        return [f"the answers are far from the source's ({how}): {advice}"]
 
 
 # --- figures ---------------------------------------------------------------------------------------------

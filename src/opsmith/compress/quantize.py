@@ -39,9 +39,12 @@ from opsmith.compress.sensitivity import KEPT, Sensitivity, choose_bits
 from opsmith.compress.spare import spared
 from opsmith.errors import OpsmithError
 from opsmith.plain import Shown
+from opsmith.rewriter.passes.opsets import raise_opset
 
 Array = np.ndarray[Any, Any]
 
+QUANTIZERS = 11  # the opset with every operator that quantizes
+SCALES_PER_CHANNEL = 13  # and that from which each channel may have a scale
 SMALLEST = 1024  # elements; smaller weights are not worth an operator
 _HALF_MAX = 65504.0
 # method -> what to do where it finds nothing
@@ -51,8 +54,6 @@ _OTHER = {
     "dynamic": "it takes products and convolutions of the main graph; --method fp16 takes every large weight",
     "static": "it takes products and convolutions of the main graph; --method fp16 takes every large weight",
 }
-FAR = 0.95  # cosine similarity below which a model no longer gives its source's answers
-OFF = 0.5  # relative error above which it does not, whatever the cosine: one number, doubled, has a cosine of 1
 
 
 SHORT = {"int8": ("weight-only", 8), "int4": ("weight-only", 4)}  # short words for a method and its bits
@@ -82,11 +83,9 @@ class QuantizeResult(Shown):
     @property
     def remarks(self) -> list[str]:
         """What speaks against using the result."""
-        found = []
-        if self.quality.cosine < FAR or self.quality.error > OFF:
-            advice = "spare the worst layers with --exclude or --max-error, or take --method weight-only or fp16"
-            how = f"relative error {self.quality.error:.2g}, cosine {self.quality.cosine:.3f}"
-            found.append(f"the answers are far from the source's ({how}): {advice}")
+        found = self.quality.remark(
+            "spare the worst layers with --exclude or --max-error, or take --method weight-only or fp16"
+        )
         if self.after >= self.before:
             found.append("the file is not smaller: what was added outweighs the few weights that shrank")
         return found
@@ -365,15 +364,19 @@ def _with_ort(source: Path, target: Path, options: QuantizeOptions, feeds: Seque
             prepared = Path(folder) / "prepared.onnx"
             where: dict[str, Any] = {"save_as_external_data": external, "all_tensors_to_one_file": True}
             where["external_data_location"] = f"{prepared.name}.data" if external else None
+            raised, per_channel = _raised(source, Path(folder), options), options.per_channel
+            if options.method == "static" and per_channel and _opset(raised) < SCALES_PER_CHANNEL:
+                per_channel = False
+                left.append(f"scales per channel: its opset, {_opset(raised)}, cannot be raised")
             tool.shape_inference.quant_pre_process(
-                str(source), str(prepared), skip_symbolic_shape=True, skip_optimization=external, **where
+                str(raised), str(prepared), skip_symbolic_shape=True, skip_optimization=external, **where
             )
             skip |= _prepare_for_the_tool(prepared)
             note_types(prepared)
             if options.spare:
                 skip |= spared(store.open_model(prepared))  # the tool has given some nodes other names
             settings: dict[str, Any] = {
-                "per_channel": options.per_channel,
+                "per_channel": per_channel,
                 "use_external_data_format": external,
                 "weight_type": tool.QuantType.QInt8,
                 # For `dynamic` the tool takes every Gemm apart, under a new name.
@@ -402,6 +405,22 @@ def _with_ort(source: Path, target: Path, options: QuantizeOptions, feeds: Seque
         ort.set_default_logger_severity(2)  # warnings, as ONNX Runtime begins with
     _sort_nodes(target)
     return _integer_weights(target), [*left, *(f"{name}: {reason}" for name, reason in skip.items())]
+
+
+def _raised(source: Path, folder: Path, options: QuantizeOptions) -> Path:
+    """SOURCE, or a copy of a newer opset in FOLDER where the operators of the method are not in its own; there the tool would
+    change the number of the opset only, and what other operators mean with it."""
+    needed = SCALES_PER_CHANNEL if options.method == "static" and options.per_channel else QUANTIZERS
+    if _opset(source) >= needed:
+        return source
+    model, path = store.open_model(source), folder / "raised.onnx"
+    raise_opset(model)
+    store.save_model(model, path)
+    return path
+
+
+def _opset(path: Path) -> int:
+    return max((o.version for o in store.read_proto(path).opset_import if o.domain in ("", "ai.onnx")), default=1)
 
 
 def _sort_nodes(path: Path) -> None:

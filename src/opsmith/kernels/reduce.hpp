@@ -132,8 +132,10 @@ inline double reduce_run(const T* x, i64 n, float shift) {
       a3 = Op::merge(a3, mapped<Op, Exp>(load(x + i + 3 * W, Full{}), shifts));
     }
     for (; i + W <= end; i += W) a0 = Op::merge(a0, mapped<Op, Exp>(load(x + i, Full{}), shifts));
-    const F a = Op::merge(Op::merge(a0, a1), Op::merge(a2, a3));
-    for (i64 l = 0; l < W; ++l) total = Op::merge(total, static_cast<double>(a[l]));
+    if (i > i0) {  // a run shorter than a vector has nothing there: real and imaginary part, the coordinates of a point
+      const F a = Op::merge(Op::merge(a0, a1), Op::merge(a2, a3));
+      for (i64 l = 0; l < W; ++l) total = Op::merge(total, static_cast<double>(a[l]));
+    }
     for (; i < end; ++i) total = Op::merge(total, static_cast<double>(mapped<Op, Exp>(to_float(x[i]), shift)));
   }
   return total;

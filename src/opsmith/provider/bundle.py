@@ -87,6 +87,8 @@ def _entries(model: Path) -> Iterator[tuple[str, Path | bytes]]:
             if file.is_file() and not file.name.startswith("opsmith"):
                 yield f"{sidecar(model).name}/{file.name}", file
         yield from _texts(model.name, f"{sidecar(model).name}/{PROVIDER}", "provider", None)
+    elif compiled:
+        raise OpsmithError(f"there is no library to pack: {store.NOTHING_NATIVE}", f"ship {model.name} as it is")
     else:
         raise OpsmithError(f"{model} is not a compiled model", "opsmith compile MODEL, or opsmith compile MODEL --ep")
     for file in sorted(model.parent.glob("LICEN[SC]E*")):
