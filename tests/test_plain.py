@@ -62,6 +62,7 @@ def test_a_verb_reports_to_the_watcher(tmp_path) -> None:
 def test_a_notebook_gets_a_line_that_renews_itself_and_goes_away(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(progress, "_enabled", None)  # whatever a command in this process set
     monkeypatch.setattr("sys.ps1", "In : ", raising=False)
     monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
     with progress.task("compiling", 2) as step:

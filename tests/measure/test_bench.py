@@ -79,6 +79,13 @@ def test_a_variant_that_computes_something_else_is_reported_with_exit_code_1(mod
     assert bench([model / "a", model / "wrong"], atol=0.6, **QUICK).verified
 
 
+@pytest.mark.parametrize(
+    ("ratio", "words"), [(1.284, "1.28x faster"), (1.0, "1.00x: as fast"), (0.9, "0.90x: slower"), (0.0041, "0.004x: slower")]
+)
+def test_a_ratio_is_told_in_words(ratio, words):
+    assert faster(ratio) == words
+
+
 def test_csv_json_and_table_agree(model, tmp_path, capsys, monkeypatch):
     result = bench(model, **QUICK)
     monkeypatch.setattr("opsmith.measure.bench.bench", lambda *a, **k: result)

@@ -243,7 +243,7 @@ def keep_source(best: Attempt, request: Request, draft: Draft) -> CompileResult:
     """Nothing is worth compiling: the variant is the source, byte for byte."""
     result = best.result
     slow = result.timing
-    why = "nothing in it can be compiled" if slow is None else f"compiled it would run at {slow.ratio:.2f}x its speed"
+    why = "nothing in it can be compiled" if slow is None else f"compiled it would run at {slow.ratio:.2g}x its speed"
     result.remarks.append(f"the model stays as it is, all with ONNX Runtime: {why}")
     shutil.rmtree(best.draft.folder)
     reasons = {name: why for _, name, why in result.left}

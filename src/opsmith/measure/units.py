@@ -25,7 +25,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def times(ratio: float) -> str:
+    """1.284 -> 1.28x, 0.0041 -> 0.004x"""
+    return f"{ratio:.2f}x" if ratio >= 0.05 else f"{ratio:.1g}x"
+
+
 def faster(ratio: float) -> str:
     """Time before over time after, with the word: 1.28 -> 1.28x faster, 0.9 -> 0.90x: slower."""
-    shown = f"{ratio:.2f}x"
+    shown = times(ratio)
     return f"{shown} faster" if ratio >= 1.005 else f"{shown}: slower" if ratio < 0.995 else f"{shown}: as fast"
