@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import os
 import platform
 from collections.abc import Iterator
@@ -112,3 +113,11 @@ def _meminfo(file: str) -> dict[str, int]:
         return {}
     pairs = (line.split(":", 1) for line in lines if line.endswith(" kB"))
     return {key: 1024 * int(value.split()[0]) for key, value in pairs}
+
+
+def release_memory() -> None:
+    """Give back to the system what is not used any more: graphs that refer to themselves and hold their weights, and memory that
+    glibc would keep for the next allocation."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -37,6 +37,13 @@ def test_a_variant_that_is_nearer_to_the_exact_result_than_its_source_passes_and
     assert not verify(_log_spectrum(), wrong, shapes=[{"n": 4000}]).ok
 
 
+def test_large_values_are_not_computed_in_double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(_log_spectrum(), tmp_path / "m.onnx")
+    feeds = [{"x": np.ones((1, n), np.float32)} for n in (640, 6400)]
+    monkeypatch.setattr(exact, "LARGEST_VALUE", 2000)
+    assert [index for index, _ in exact.answers(tmp_path / "m.onnx", feeds, threads=1)] == [0]
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -143,10 +143,26 @@ def test_steps_inside_branches_are_shaken_too() -> None:
     model = h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=10)
     x = np.array([0.49999997, 1.5000001], np.float32)  # an ulp or so from a tie
     seen = {
-        tuple(session.run(session.load(model, edit=spread._shaken(s, sums=False)), {"c": np.array(True), "x": x})[0])
+        tuple(session.run(session.load(model, edit=spread._shaken(s)), {"c": np.array(True), "x": x})[0])
         for s in range(8)
     }
     assert len(seen) > 1
+
+
+def test_equal_numbers_are_moved_alike() -> None:
+    """As by another order of sums in a picture of one colour: a whole channel meets its tie from above, or from below."""
+    info = [h.make_tensor_value_info(n, T.FLOAT, [2, 100]) for n in "xy"]
+    graph = h.make_graph([h.make_node("Round", ["x"], ["y"])], "g", info[:1], info[1:])
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=10)
+    x = np.array([[0.5], [1.5]], np.float32).repeat(100, 1)
+    seen = set()
+    for seed in range(8):
+        (y,) = session.run(session.load(model, edit=spread._shaken(seed, alike=True)), {"x": x})
+        assert np.ptp(y, axis=1).max() == 0
+        seen.add(tuple(y[:, 0]))
+    assert len(seen) > 1
+    (zeros,) = session.run(session.load(model, edit=spread._shaken(0, alike=True)), {"x": 0 * x})
+    assert not zeros.any()
 
 
 def test_statistics_show_a_wrong_channel_an_offset_and_a_gain() -> None:

@@ -92,6 +92,37 @@ def test_it_runs_where_opsmith_is_not_installed(mlp):
     assert done.stdout.strip() == "(1, 2, 4)"
 
 
+SESSIONS = """
+import sys
+import numpy as np
+import opsmith
+from pathlib import Path
+
+def own():  # kB
+    return int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0])
+
+x, before = np.ones(8 << 20, np.float32), 0
+for _ in range(6):
+    session = opsmith.load(sys.argv[1])
+    session.run(None, {"x": x})
+    del session
+    before = before or own()
+print(own() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is counted in /proc")
+def test_a_session_that_is_closed_gives_its_memory_back(tmp_path):
+    text = '<ir_version: 9, opset_import: ["" : 18]> g (float[n] x) => (float[n] y) { a = Exp (x)  b = CumSum (a, zero)  y = Neg (b) }'
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.int64(0), "zero"))
+    opsmith.compile(model, tmp_path / "m.onnx", regions="whole", verify=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SESSIONS, tmp_path / "m.onnx"], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 32 << 10  # kB: five sessions had a result of 32 MB each
+
+
 def test_a_changed_weights_file_is_refused(mlp, tmp_path):
     _, result = mlp
     copy = tmp_path / "m" / "copy"

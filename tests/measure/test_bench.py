@@ -80,7 +80,8 @@ def test_a_variant_that_computes_something_else_is_reported_with_exit_code_1(mod
 
 
 @pytest.mark.parametrize(
-    ("ratio", "words"), [(1.284, "1.28x faster"), (1.0, "1.00x: as fast"), (0.9, "0.90x: slower"), (0.0041, "0.004x: slower")]
+    ("ratio", "words"),
+    [(1.284, "1.28x faster"), (1.0, "1.00x: as fast"), (0.9, "0.90x: slower"), (0.0041, "0.004x: slower")],
 )
 def test_a_ratio_is_told_in_words(ratio, words):
     assert faster(ratio) == words

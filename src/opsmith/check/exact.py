@@ -15,14 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.defs
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from opsmith import bounds, session, store
+from opsmith.check.footprint import largest_value
 from opsmith.errors import OpsmithError
 
 LARGEST = 256 << 20  # bytes of weights: they are held once more, twice as wide
+LARGEST_VALUE = 1 << 24  # elements: a convolution in double unfolds its input, 1.2 GB for a kernel of 3x3
 PATIENCE = 30.0  # seconds of one run
 # Registered for doubles by ONNX Runtime, and refused when they run.
 _REFUSED = {"LSTM", "GRU"}
@@ -31,14 +34,17 @@ _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 
 def answers(path: Path, feeds: Sequence[Mapping[str, Any]], threads: int | None) -> Iterator[tuple[int, list[Any]]]:
     """(index of the feed, outputs) of the model in double precision, the outputs as single again; nothing where it does not run."""
-    weights = store.open_model(path).graph.initializers.values()
-    if sum(v.const_value.nbytes for v in weights if v.const_value is not None) > LARGEST:
+    model = store.open_model(path)
+    weights = (v.const_value for v in model.graph.initializers.values())
+    if sum(t.nbytes for t in weights if t is not None) > LARGEST:
         return
     try:
         running = session.load(path, threads=threads, optimize=False, edit=in_double, lean=True)
     except OpsmithError:
         return
     for index, feed in enumerate(feeds):
+        if largest_value(model, {name: np.shape(array) for name, array in feed.items()}) > LARGEST_VALUE:
+            continue
         try:
             yield index, session.run(running, feed, seconds=PATIENCE)
         except OpsmithError:

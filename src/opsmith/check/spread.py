@@ -3,7 +3,8 @@
 A step (a quantizer, a rounding, a comparison) turns a difference of the last bit into one of a whole step, and the next
 layers amplify it: a quantized model differs from itself by a tenth of its output when ONNX Runtime's optimizations are
 switched off. So the source is run again with its optimizations off, with its inputs an ulp away, and with what enters its
-steps, and its sums in half precision, a few ulps away; a model without steps, of which degenerate inputs are asked, with its sums
+steps, and its sums in half precision, a few ulps away, each number by itself and equal numbers alike: of a picture of one colour, whole
+channels are one number, which another order of sums moves as a whole; a model without steps, of which degenerate inputs are asked, with its sums
 a few ulps of their terms away, and with its norms' inputs shifted, which changes nothing but how their means are rounded. What these runs differ by is its spread; a variant may differ from it by twice as much, in every
 statistic: the largest difference, the mean square, and the systematic parts that rounding does not have (offset, gain),
 over all elements and over the worst slice of every axis, where a wrong channel shows. Of the bytes of a KV cache so few flip that all but
@@ -17,13 +18,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from opsmith import bounds, session
+from opsmith import bounds, machine, session
 from opsmith.check.inputs import Array
 from opsmith.errors import OpsmithError
 
@@ -113,8 +114,10 @@ def runs(steps: bool) -> tuple[list[Run], list[Run]]:
     moved = [Run("inputs an ulp away", seed=s) for s in SEEDS[:2]]
     what = "steps" if steps else "sums"
     shaken = [Run(f"{what} a few ulps away", edit=_shaken(s, sums=not steps)) for s in SEEDS]
+    alike = [Run("steps a few ulps away, equal numbers alike", edit=_shaken(s, alike=True)) for s in SEEDS if steps]
     shifted = [] if steps else [Run("inputs of norms shifted", edit=_shift_norms)]
-    return [Run("optimizations off", optimize=False), *moved[:1], *shaken[:1], *shifted], [*moved[1:], *shaken[1:]]
+    first = [Run("optimizations off", optimize=False), *moved[:1], *shaken[:1], *alike[:1], *shifted]
+    return first, [*moved[1:], *shaken[1:], *alike[1:]]
 
 
 def answers(
@@ -135,6 +138,7 @@ def answers(
         if run in further and time.monotonic() - started > PATIENCE:
             return
         running = None  # one session at a time
+        machine.release_memory()
         try:
             running = session.load(path, threads=threads, optimize=run.optimize, edit=run.edit, lean=True)
             for index, (feed, usual) in enumerate(feeds):
@@ -160,14 +164,17 @@ def _ulp_away(array: Any, seed: int, usual: float | None, ulp: float | None) -> 
     return np.where(away == 0, array, np.nextafter(array, np.copysign(np.inf, away).astype(array.dtype)))
 
 
-def _shaken(seed: int, sums: bool) -> Callable[[onnx.ModelProto], None]:
+def _shaken(seed: int, sums: bool = False, alike: bool = False) -> Callable[[onnx.ModelProto], None]:
     """An edit that multiplies what enters each step, or each sum, by 1 plus or minus a few ulps."""
 
     def edit(proto: onnx.ModelProto) -> None:
         inferred = bounds.infer_shapes(proto)
         kinds: dict[str, int] = {}
         _collect(inferred.graph, kinds)
-        (_shake_sums if sums else _shake)(proto.graph, kinds, np.random.default_rng(seed))
+        if sums:
+            _shake_sums(proto.graph, kinds, np.random.default_rng(seed))
+        else:
+            _shake(proto.graph, kinds, np.random.default_rng(seed), _alike if alike else _each)
 
     return edit
 
@@ -210,20 +217,20 @@ def _collect(graph: onnx.GraphProto, kinds: dict[str, int]) -> None:
                 _collect(attribute.g, kinds)
 
 
-def _shake(graph: onnx.GraphProto, kinds: Mapping[str, int], rng: np.random.Generator) -> None:
+def _shake(graph: onnx.GraphProto, kinds: Mapping[str, int], rng: np.random.Generator, factors: _Factors) -> None:
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
-                _shake(attribute.g, kinds, rng)
+                _shake(attribute.g, kinds, rng, factors)
         to = next((a.i for a in node.attribute if a.name == "to"), 0)
         if _is_step(node.op_type, to) and node.input and (kind := kinds.get(node.input[0], 0)) in _EPSILON:
             name = f"{node.input[0]}.shaken.{len(nodes)}.{graph.name}"
-            nodes += _shaker(node.input[0], name, kind, float(rng.integers(1 << 20)))
+            nodes += _shaker(node.input[0], name, kind, float(rng.integers(1 << 20)), factors)
             node.input[0] = name
         nodes.append(node)
         if kinds.get(node.output[0], 0) == onnx.TensorProto.FLOAT16:  # a sum is rounded to it: a step of its own
-            nodes += _shaken_sum(node, kinds, rng)
+            nodes += _shaken_sum(node, kinds, rng, factors)
     _replace_nodes(graph, nodes)
 
 
@@ -255,12 +262,14 @@ def _moved_sum(node: onnx.NodeProto, kinds: Mapping[str, int], rng: np.random.Ge
     ]
 
 
-def _shaken_sum(node: onnx.NodeProto, kinds: Mapping[str, int], rng: np.random.Generator) -> list[onnx.NodeProto]:
+def _shaken_sum(
+    node: onnx.NodeProto, kinds: Mapping[str, int], rng: np.random.Generator, factors: _Factors
+) -> list[onnx.NodeProto]:
     """Nodes behind NODE that move its result, if it is a sum; it writes under another name then."""
     if node.op_type not in SUMS or (kind := kinds.get(node.output[0], 0)) not in _EPSILON:
         return []
     result, node.output[0] = node.output[0], f"{node.output[0]}.sum"
-    return _shaker(node.output[0], result, kind, float(rng.integers(1 << 20)))
+    return _shaker(node.output[0], result, kind, float(rng.integers(1 << 20)), factors)
 
 
 def _replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
@@ -269,15 +278,48 @@ def _replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> N
     graph.node.extend(kept)
 
 
-def _shaker(value: str, name: str, kind: int, seed: float) -> list[onnx.NodeProto]:
-    """NAME = VALUE, each element times 1 plus or minus up to a few ulps."""
-    low, high = 1 - _EPSILON[kind], 1 + _EPSILON[kind]
-    wide = onnx.TensorProto.FLOAT if kind == onnx.TensorProto.FLOAT16 else kind  # of which halves have no generator
+def _shaker(value: str, name: str, kind: int, seed: float, factors: _Factors) -> list[onnx.NodeProto]:
+    """NAME = VALUE, each element times one of the FACTORS, 1 plus or minus up to a few ulps."""
+    wide = onnx.TensorProto.FLOAT if kind == onnx.TensorProto.FLOAT16 else kind  # halves have no generator, and no sine
     make = onnx.helper.make_node
     return [
-        make("RandomUniformLike", [value], [f"{name}.wide"], dtype=wide, low=low, high=high, seed=seed),
+        *factors(value, f"{name}.wide", wide, _EPSILON[kind], seed),
         make("Cast", [f"{name}.wide"], [f"{name}.by"], to=kind),
         make("Mul", [value, f"{name}.by"], [name]),
+    ]
+
+
+_Factors: TypeAlias = "Callable[[str, str, int, float, float], list[onnx.NodeProto]]"  # value, name, type, most, seed
+
+
+def _each(value: str, name: str, kind: int, most: float, seed: float) -> list[onnx.NodeProto]:
+    """A factor for each number."""
+    limits = {"low": 1 - most, "high": 1 + most}
+    return [onnx.helper.make_node("RandomUniformLike", [value], [name], dtype=kind, seed=seed, **limits)]
+
+
+def _alike(value: str, name: str, kind: int, most: float, seed: float) -> list[onnx.NodeProto]:
+    """A factor that depends on the number alone: the sine of so large a multiple of it that its last bits decide."""
+    make = onnx.helper.make_node
+
+    def constant(what: str, number: float) -> onnx.NodeProto:
+        tensor = onnx.helper.make_tensor(f"{name}.{what}", kind, [], [number])
+        return make("Constant", [], [f"{name}.{what}"], value=tensor)
+
+    return [
+        constant("one", 1.0),
+        constant("most", most),
+        constant("least", 1e-30),
+        constant("turns", 1e7 + seed),
+        make("Cast", [value], [f"{name}.x"], to=kind),
+        make("Abs", [f"{name}.x"], [f"{name}.abs"]),
+        make("ReduceMax", [f"{name}.abs"], [f"{name}.max"], keepdims=0),
+        make("Max", [f"{name}.max", f"{name}.least"], [f"{name}.size"]),
+        make("Div", [f"{name}.x", f"{name}.size"], [f"{name}.share"]),
+        make("Mul", [f"{name}.share", f"{name}.turns"], [f"{name}.angle"]),
+        make("Sin", [f"{name}.angle"], [f"{name}.sine"]),
+        make("Mul", [f"{name}.sine", f"{name}.most"], [f"{name}.part"]),
+        make("Add", [f"{name}.part", f"{name}.one"], [name]),
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import itertools
 import shutil
 import tempfile
@@ -14,7 +13,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from opsmith import session, settings, store
+from opsmith import machine, session, settings, store
 from opsmith.check.feed import Given, Judged, judged_feed
 from opsmith.check.inputs import Fixed
 from opsmith.compiler import auto, cache_type, geometry, keep
@@ -144,7 +143,7 @@ def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> It
         targets, choices = choose_precisions(source, path, request, targets, judged, draft, clock)
         measured = wrong = 0
         for number in itertools.count():
-            gc.collect()  # the graphs of the last attempt refer to themselves, and hold the weights that they read
+            machine.release_memory()  # the graphs of the last attempt refer to themselves, and hold the weights that they read
             cuts, tuning = cut_and_tune(source, request, targets, handed_back, clock)
             name = f"attempt{number}"
             try:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import re
 import tempfile
 import time
@@ -24,7 +23,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from opsmith import session, store
+from opsmith import machine, session, store
 from opsmith.check.differences import BOUNDS, OutputCheck, worst_first
 from opsmith.check.verify import Case, VerifyResult, compare_value
 from opsmith.compiler import geometry
@@ -211,7 +210,7 @@ def _culprits(region: Region, reference: Reference, target: Target) -> list[ir.N
     until = time.monotonic() + PATIENCE
     while wrong - right > 1 and time.monotonic() < until:
         middle = (right + wrong) // 2
-        gc.collect()  # each try leaves graphs that refer to themselves
+        machine.release_memory()  # each try leaves graphs that refer to themselves
         try:
             ok = _check(_first(region, middle, reference.pieces), reference, target).ok
         except (GoesBack, OpsmithError):

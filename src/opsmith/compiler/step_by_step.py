@@ -14,7 +14,6 @@ compared at once as have little enough to read and write: their sum can be many 
 
 from __future__ import annotations
 
-import gc
 import json
 import tempfile
 import time
@@ -25,7 +24,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from opsmith import store
+from opsmith import machine, store
 from opsmith.check import spread
 from opsmith.check.verify import VerifyResult, verify
 from opsmith.compiler import geometry
@@ -70,7 +69,7 @@ def find_hidden(pieces: Cut, verified: VerifyResult, target: Target) -> Found | 
 
 
 def _wrong_in_group(group: Sequence[Region], reference: Reference, target: Target) -> Found | None:
-    gc.collect()  # the graphs of the last group refer to themselves, and hold the weights that they read
+    machine.release_memory()  # the graphs of the last group refer to themselves, and hold the weights that they read
     values = reference.values({name for part in group for name in _names(part)})
     return _wrong_parts(group, reference.pieces, target, values)
 

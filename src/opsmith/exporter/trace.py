@@ -7,8 +7,6 @@ storage, then the module is freed, and only then ONNX Runtime opens the file.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import logging
 import tempfile
 import time
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from opsmith import session, store
+from opsmith import machine, session, store
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.exporter.graph import Graph, Sizes
 from opsmith.exporter.tidy import identifier, tidy
@@ -73,7 +71,7 @@ def write(
         clock("write")
     outputs = list(graph.outputs)
     del graph, model
-    release_memory()
+    machine.release_memory()
     step("verifying", advance=0)
     results = _verify(draft.path, cases, outputs)
     clock("verify")
@@ -235,13 +233,6 @@ def _free_weights(graph: Graph, model: ir.Model) -> None:
         weight.const_value = None
     for tensor in (*graph.model.parameters(), *graph.model.buffers()):
         tensor.data = torch.empty(0, dtype=tensor.dtype)
-
-
-def release_memory() -> None:
-    """Give freed weights back to the system; glibc would keep them for the next allocation."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @contextlib.contextmanager

@@ -340,7 +340,6 @@ inline OrtStatus* create_kernel(const OrtCustomOp* op, const void* table, const 
   const RegionOp& region = self(op);
   const Api api{static_cast<const void* const*>(table)};
   Kernel kernel{api, nullptr, nullptr, hardware_threads()};
-  if (OrtStatus* s = api.call<OrtStatus*>(278, info, 0 /* OrtMemTypeDefault */, &kernel.allocator)) return s;
   if (region.weight_input < region.inputs) {
     int constant = 0;
     const OrtValue* value = nullptr;
@@ -363,10 +362,21 @@ inline OrtStatus* create_kernel(const OrtCustomOp* op, const void* table, const 
   }
   RegionKernel* k = static_cast<RegionKernel*>(malloc(sizeof(RegionKernel)));
   if (!k) return api.error("opsmith: out of memory");
+  if (OrtStatus* s = api.call<OrtStatus*>(278, info, 0 /* OrtMemTypeDefault */, &kernel.allocator)) {
+    free(k);
+    return s;
+  }
   k->kernel = kernel;
   k->compute = region.compute;
   *out = k;
   return nullptr;
+}
+
+// The allocator is ours to release: it keeps the session's arena, with all memory that its runs ever took, alive.
+inline void destroy_kernel(void* kernel) {
+  RegionKernel* k = static_cast<RegionKernel*>(kernel);
+  k->kernel.api.call<void>(132, k->kernel.allocator);
+  free(k);
 }
 
 inline OrtStatus* compute_kernel(void* kernel, OrtKernelContext* context) {
@@ -383,7 +393,7 @@ inline OrtCustomOp custom_op() {
   op.GetInputTypeCount = [](const OrtCustomOp* o) { return self(o).inputs; };
   op.GetOutputType = [](const OrtCustomOp* o, size_t i) { return self(o).output_types[i]; };
   op.GetOutputTypeCount = [](const OrtCustomOp* o) { return self(o).outputs; };
-  op.KernelDestroy = [](void* k) { free(k); };
+  op.KernelDestroy = destroy_kernel;
   op.GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return 0; };
   op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return 0; };
   op.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return 0; };
