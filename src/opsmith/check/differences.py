@@ -58,6 +58,10 @@ class OutputCheck:
         """The largest difference in units of the output's scale."""
         return self.max_abs / self.scale if self.scale else self.max_abs
 
+    @property
+    def spread_of_scale(self) -> float | None:
+        return None if self.spread is None else self.spread / self.scale if self.scale else self.spread
+
 
 @dataclasses.dataclass(frozen=True)
 class Tolerance:

@@ -104,6 +104,11 @@ class VerifyResult(Shown):
             by_name.setdefault(output.name, []).append(output)
         return [worst_first(checks)[0] for checks in by_name.values()]
 
+    @property
+    def of_scale(self) -> float:
+        """The largest error of all outputs and cases, in units of the output's scale there."""
+        return max((o.of_scale for case in self.cases for o in case.outputs), default=0.0)
+
 
 def verify(
     a: store.ModelLike,

@@ -274,10 +274,9 @@ def _say_speed(result: CompileResult) -> None:
 
 
 def _say_error(verified: VerifyResult) -> None:
-    worst = max((o.max_abs for o in verified.worst), default=0.0)
     console.say(
-        f"verified: same outputs as the source in {counted(len(verified.cases), 'case')}, largest absolute error {worst:.1e}"
-        f"{_own_spread(verified)}"
+        f"verified: same outputs as the source in {counted(len(verified.cases), 'case')}, "
+        f"largest error {verified.of_scale:.1e} of an output's scale{_own_spread(verified)}"
     )
 
 
@@ -300,8 +299,8 @@ MOST_OUTPUTS = 8
 
 
 def _own_spread(verified: VerifyResult) -> str:
-    own = max((o.spread for o in verified.worst if o.spread is not None), default=None)
-    return "" if own is None else f", where the source is {own:.1e} from itself by rounding alone"
+    own = max((spread for o in verified.worst if (spread := o.spread_of_scale) is not None), default=None)
+    return "" if own is None else f"; by rounding alone the source is {own:.1e} from itself"
 
 
 MOST_REASONS = 12

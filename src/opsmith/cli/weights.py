@@ -74,6 +74,6 @@ def _print(result: WeightsResult, variant: str, place: Path) -> None:
         f"{counted(result.tensors, 'weight')} packed in {result.seconds:.1f} s; library and source are those of {console.escape(variant)}"
     )
     if result.verified is not None and result.verified.cases:
-        worst = max((o.max_abs for o in result.verified.worst), default=0.0)
-        console.say(f"verified in {counted(len(result.verified.cases), 'case')}, largest absolute error {worst:.1e}")
+        cases = counted(len(result.verified.cases), "case")
+        console.say(f"verified in {cases}, largest error {result.verified.of_scale:.1e} of an output's scale")
     console.say(f"wrote {console.escape(str(place))}")

@@ -239,7 +239,7 @@ def record(draft: Draft, best: Attempt, request: Request) -> None:
 
 
 def keep_source(best: Attempt, request: Request, draft: Draft) -> CompileResult:
-    """Nothing is worth compiling: the variant is the source, byte for byte."""
+    """Nothing is worth compiling: the variant is the source, byte for byte, with no error to speak of."""
     result = best.result
     slow = result.timing
     why = "nothing in it can be compiled" if slow is None else f"compiled it would run at {slow.ratio:.2g}x its speed"
@@ -248,7 +248,7 @@ def keep_source(best: Attempt, request: Request, draft: Draft) -> CompileResult:
     reasons = {name: why for _, name, why in result.left}
     stay = best.cut.source.nodes()
     result.left = [(n.op_type, n.name or "", reasons.get(n.name or "", "faster in ONNX Runtime")) for n in stay]
-    result.regions, result.sources = [], []
+    result.regions, result.sources, result.verified = [], [], None
     store.copy_model(request.src, draft.path)
     _copy_test_data(request.src, draft)
     draft.record["compiled"] = facts(best.cuts, result, None, None, request.tool) | {"regions": []}
