@@ -9,7 +9,7 @@ import typer
 
 from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
-from opsmith.measure.units import faster, size
+from opsmith.measure.units import duration, faster, size
 
 if TYPE_CHECKING:
     from opsmith.rewriter.engine import RuleResult
@@ -157,7 +157,7 @@ def _print(result: OptimizeResult) -> None:
     table.add_row("size", size(before.size), size(after.size))
     table.add_row("FLOPs", _work(before.flops), _work(after.flops))
     if before.milliseconds is not None and after.milliseconds is not None:
-        table.add_row("time, ms", f"{before.milliseconds:.2f}", f"{after.milliseconds:.2f}")
+        table.add_row("time", duration(before.milliseconds / 1e3), duration(after.milliseconds / 1e3))
         table.add_row("", "", faster(before.milliseconds / after.milliseconds))
     if result.error is not None:
         table.add_row("max abs error", "", f"{result.error:.1e}")

@@ -113,8 +113,19 @@ def boolean(value: bool) -> str:
     return "true" if value else "false"
 
 
+# Names and symbols of the source stand in what is written, and anything may stand in them: a quote, a carriage return, which ends a
+# line for some compilers, a backslash at its end.
+
+
 def quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ").replace("%", "%%") + '"'
+    """A string literal of exactly these bytes."""
+    plain = (chr(b) if 32 <= b < 127 and b not in b'"\\?' else f"\\{b:03o}" for b in text.encode())
+    return f'"{"".join(plain)}"'
+
+
+def remark(text: str) -> str:
+    """A comment of one line."""
+    return f"// {''.join(c if c.isprintable() else ' ' for c in text)}".rstrip("\\ ")
 
 
 # --- expressions ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from opsmith.compiler.cpp import (
     epilogue_lambda,
     fixed_text,
     quoted,
+    remark,
     template_text,
     value_type,
 )
@@ -166,13 +168,13 @@ def emit_instances(needed: Sequence[Instance]) -> list[Source]:
     header += ["", "namespace opsmith {", ""]
     files: list[Source] = []
     for instance in needed:
-        header.append(f"// {instance.comment}")
+        header.append(remark(instance.comment))
         header.append(f"void {instance.name}({instance.declaration});")
         includes = "".join(f'#include "{i}"\n' for i in instance.includes)
         elsewhere = "".join(f"extern {m.template}  // {m.source.name}\n" for m in instance.micros)
         elsewhere += "\n" if elsewhere else ""
         text = (
-            f"// {instance.comment}\n{includes}\nnamespace opsmith {{\n\n{elsewhere}"
+            f"{remark(instance.comment)}\n{includes}\nnamespace opsmith {{\n\n{elsewhere}"
             f"void {instance.name}({instance.declaration}) {{\n  {instance.body}\n}}\n\n}}  // namespace opsmith\n"
         )
         files.append(Source(f"{instance.name}.cpp", text))
@@ -318,7 +320,7 @@ def _bytes(buffer: Buffer, scope: Scope) -> str:
 def _calls(program: Program, scope: Scope) -> list[str]:
     lines: list[str] = []
     for i, call in enumerate(program.calls):
-        lines.append(f"// {call.node}: {call.comment}".replace("\n", " ").rstrip("\\"))
+        lines.append(remark(f"{call.node}: {call.comment}"))
         lines.append(call_text(call, scope))
         if call.binds is not None:
             lines += [
@@ -360,7 +362,8 @@ def call_text(call: Call, scope: Scope) -> str:
 
 def _lap(index: int, call: Call, scope: Scope) -> str:
     flops, moved = (_double(d, scope) for d in (call.flops, call.bytes()))
-    return f"watch.lap({index}, {quoted(kernel_label(call))}, {quoted(call.node)}, {flops}, {moved});"
+    in_json = json.dumps(call.node)[1:-1]  # the profile is written as it stands
+    return f"watch.lap({index}, {quoted(kernel_label(call))}, {quoted(in_json)}, {flops}, {moved});"
 
 
 def _double(size: Size, scope: Scope) -> str:
@@ -411,7 +414,7 @@ def emit_registration(
         lines.append(f"const int {p.name}_inputs[] = {{{', '.join(map(str, inputs)) or '0'}}};")
         lines.append(f"const int {p.name}_outputs[] = {{{', '.join(map(str, outputs))}}};")
         for side, values in (("reads", r.inputs), ("writes", r.outputs)):
-            names = ", ".join(_literal(in_file.get(v.name or "", v.name or "")) for v in values)
+            names = ", ".join(quoted(in_file.get(v.name or "", v.name or "")) for v in values)
             lines.append(f"const char* const {p.name}_{side}[] = {{{names or 'nullptr'}}};")
     for i, form in enumerate(forms):
         lines += ["", f"RegionOp regions{i}[] = {{  // {form.cpu}"]
@@ -447,14 +450,8 @@ def _region_row(
     compute = f"reinterpret_cast<Compute>({form.namespace}::{p.name})"
     return (
         f'{{{{}}, "{p.name}", {p.name}_inputs, {count}, {p.name}_outputs, {len(p.outputs)}, {compute}, '
-        f"{place}, {blob.bytes}, {blob.offset}, {library_id(domain)}ull, {p.name}_reads, {p.name}_writes, {_literal(body)}}}"
+        f"{place}, {blob.bytes}, {blob.offset}, {library_id(domain)}ull, {p.name}_reads, {p.name}_writes, {quoted(body)}}}"
     )
-
-
-def _literal(text: str) -> str:
-    """A C++ string of exactly these bytes."""
-    plain = (chr(b) if 32 <= b < 127 and b not in b'"\\\\?' else f"\\{b:03o}" for b in text.encode())
-    return f'"{"".join(plain)}"'
 
 
 _EXPORTED = "OPSMITH_EXPORT"

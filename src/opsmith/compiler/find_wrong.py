@@ -45,7 +45,7 @@ AT_ONCE = 128 << 20  # bytes; if all values take no more, they are computed in o
 
 
 # What a compiled region says when it refuses its inputs, inside what ONNX Runtime makes of it (kernels/ort_abi.hpp).
-_REFUSED = re.compile(r"opsmith region \w+, node (?P<node>\S+): (?P<why>[^:]+)$")
+_REFUSED = re.compile(r"opsmith region \w+, node (?P<node>.+): (?P<why>[^:]+)$", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)

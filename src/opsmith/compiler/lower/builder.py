@@ -403,13 +403,13 @@ def _row_major(order: Sequence[int], dims: Sequence[Size]) -> bool:
 
 
 def identifier(text: str) -> str:
-    name = re.sub(r"\W+", "_", text).strip("_") or "t"
+    name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_") or "t"
     return f"t_{name}" if name[0].isdigit() else name
 
 
 def short_name(value: ir.Value) -> str:
     """A readable name for a value: the last parts of the exporter's path."""
-    parts = [p for p in re.split(r"[^\w]+", value.name or "t") if p]
+    parts = [p for p in re.split(r"\W+", value.name or "t", flags=re.ASCII) if p]
     text = "_".join(parts[-3:])[-40:].strip("_")
     return f"t_{text}" if not text or text[0].isdigit() else text
 
