@@ -31,7 +31,7 @@ JSON = {
     "left": "what stays with ONNX Runtime: operator, node, reason",
     "judged": "what it was measured with: `dims`, `origin` (test data, --shape, typical sizes) and the shapes of the inputs",
     "timing": "seconds of the source and of the compiled model, `speedup`, `busy`, `taken` (how often); null where nothing was measured",
-    "verified": "as `opsmith verify --json`; null with --no-verify",
+    "verified": "as `opsmith verify --json`; null with --no-verify, and where the model stays as it is",
     "tuning": "with --search: calls measured, known and changed, seconds before and after",
     "remarks": "lines for people",
     "seconds": "where compile's own time went",
