@@ -19,11 +19,11 @@ from typing import Any
 from opsmith import machine, settings, store
 from opsmith.check.origins import read_graph
 from opsmith.timing import contention
-from opsmith.timing.rows import GroupDifference, Row, side_by_side, time_rows
+from opsmith.timing.rows import LONG, GroupDifference, Row, side_by_side, time_rows
 from opsmith.timing.worker import Worker
 
 SLACK = 1.02  # timing noise that is not held against the compiled model
-SECONDS = 1.5  # of measuring, at least five turns of each side
+SECONDS, LONGEST = 1.5, 10.0  # of measuring: five turns of each side at least, or three if five take longest
 TURN = 0.02  # seconds; shorter runs are repeated
 # A kernel is handed back if it loses this much: a share of the whole run, a share of its own time, microseconds.
 LOSS_OF_RUN, LOSS_OF_KERNEL, LOSS_US = 0.02, 0.2, 10.0
@@ -78,7 +78,7 @@ class Judge:
             pairs: list[tuple[float, float]] = []
             use = contention.Use()
             started = time.monotonic()
-            while len(pairs) < 5 or (time.monotonic() - started < SECONDS and len(pairs) < 60):
+            while not _enough(len(pairs), time.monotonic() - started):
                 order = (before, after) if len(pairs) % 2 == 0 else (after, before)
                 answers = {
                     w: w.ask("turn", runs=runs[w is after], warm=1 if runs[w is after] > 1 else 0) for w in order
@@ -141,9 +141,15 @@ def remark(timing: Timing) -> str | None:
     return f"the machine was busy: measured {timing.taken} times, {end}"
 
 
+def _enough(turns: int, seconds: float) -> bool:
+    return turns >= 60 or (turns >= 5 and seconds >= SECONDS) or (turns >= 3 and seconds >= LONGEST)
+
+
 def _runs(worker: Worker) -> int:
     """How many runs make a turn."""
-    once: float = min(worker.ask("turn", runs=2, warm=1)["seconds"])
+    once: float = min(worker.ask("turn", runs=1, warm=0)["seconds"])
+    if once < LONG:
+        once = min(worker.ask("turn", runs=2, warm=1)["seconds"])
     return max(1, min(500, round(TURN / max(once, 1e-6))))
 
 

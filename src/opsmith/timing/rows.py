@@ -26,6 +26,7 @@ from opsmith.timing import trace
 from opsmith.timing.worker import Worker
 
 WARM_UP = 3
+LONG = 0.5  # seconds; runs that take longer vary less and need no more than the first one to warm up
 SLOW_RUN = 1.25  # runs that took this many times the median were disturbed
 MOST_EVENTS = 200_000  # of a trace: a kilobyte each while ONNX Runtime holds them; it keeps one million at most
 LEAST_US = 1.0  # that a node takes, with what the runtime does around it
@@ -110,10 +111,13 @@ def _run(order: Mapping[str, Any], label: str, work: Path, iterations: int | Non
         for worker, extra in ((plain, {"device": device}), (traced, tracing)):
             worker.ask("load", settings=extra, **order)
             worker.ask("first")
-        once = statistics.median(plain.ask("turn", runs=3, warm=WARM_UP)["seconds"])
+        once = plain.ask("turn", runs=1, warm=0)["seconds"][0]
+        if once < LONG:
+            once = statistics.median(plain.ask("turn", runs=3, warm=WARM_UP)["seconds"])
         events = _events(store.read_proto(optimized).graph, once)
         count = max(1, min(iterations or _affordable(once, events, budget), MOST_EVENTS // events))
-        traced.ask("turn", runs=WARM_UP, warm=0)
+        if once < LONG:
+            traced.ask("turn", runs=WARM_UP, warm=0)
         skipped = counters.stat().st_size if counters.exists() else 0
         seconds: list[float] = []
         for part in _split(count, 5):
@@ -126,7 +130,7 @@ def _run(order: Mapping[str, Any], label: str, work: Path, iterations: int | Non
 
 def _affordable(once: float, events: int, budget: float) -> int:
     """How many runs fit into BUDGET seconds: of a graph of small nodes, reading the trace takes longer than running it."""
-    return max(8, min(100, int(budget / max(once + events * READING, 1e-6))))
+    return max(8 if once < LONG else 3, min(100, int(budget / max(once + events * READING, 1e-6))))
 
 
 def _events(graph: onnx.GraphProto, seconds: float) -> int:
