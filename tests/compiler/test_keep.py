@@ -53,3 +53,8 @@ def test_a_decision_that_stayed_busy_is_marked_in_the_record(tmp_path: Path, mon
     record = json.loads((tmp_path / "net" / "compiled" / "opsmith.json").read_text())
     assert record["compiled"]["measured"]["busy"] and record["compiled"]["measured"]["taken"] == 3
     assert [r for r in record["compiled"]["remarks"] if "measured 3 times" in r]
+
+
+def test_runs_of_seconds_take_fewer_turns() -> None:
+    turns = {once: next(n for n in range(100) if keep._enough(n, n * once)) for once in (0.001, 0.1, 1.0, 20.0)}
+    assert turns == {0.001: 60, 0.1: 15, 1.0: 5, 20.0: 3}
