@@ -170,11 +170,13 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Any:
     made.shutdown()
 
 
-@pytest.mark.slow
-def test_a_cluster_that_loses_a_node_gives_what_one_machine_gives(tmp_path: Path, two_nodes: Any) -> None:
+@pytest.mark.parametrize(("count", "part"), [(800, 10), pytest.param(3000, 50, marks=pytest.mark.slow)])
+def test_a_cluster_that_loses_a_node_gives_what_one_machine_gives(
+    tmp_path: Path, two_nodes: Any, count: int, part: int
+) -> None:
     texts = tmp_path / "texts.txt"
-    texts.write_text("".join(f"a frog and {i} castles\n" for i in range(3000)))
-    local = opsmith.map(ENCODER, texts, tmp_path / "local.parquet", part=50, batch=512, processes=1, threads=1)
+    texts.write_text("".join(f"a frog and {i} castles\n" for i in range(count)))
+    local = opsmith.map(ENCODER, texts, tmp_path / "local.parquet", part=part, batch=512, processes=1, threads=1)
     made, nodes = two_nodes
     journal = tmp_path / "ray.parquet.job" / "journal.jsonl"
     killed: list[int] = []
@@ -187,9 +189,12 @@ def test_a_cluster_that_loses_a_node_gives_what_one_machine_gives(tmp_path: Path
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    ray = opsmith.map(ENCODER, texts, tmp_path / "ray.parquet", part=50, batch=512, engine="ray", address=made.address)
-    assert killed and killed[0] < 60  # in the middle
-    assert ray.plan.processes == 2 and ray.rows == 3000
+    ray = opsmith.map(
+        ENCODER, texts, tmp_path / "ray.parquet", part=part, batch=512, engine="ray", address=made.address
+    )
+    killer.join(60)
+    assert killed and killed[0] < count // part  # in the middle
+    assert ray.plan.processes == 2 and ray.rows == count
     assert pq.read_table(ray.output).equals(pq.read_table(local.output))
 
 
