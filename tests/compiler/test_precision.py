@@ -208,6 +208,51 @@ def signals() -> onnx.ModelProto:
 MODELS |= {"mixed": (mixed_convolutions, (2, 20, 13, 10)), "signals": (signals, (2, 20, 17))}
 
 
+def mobile() -> onnx.ModelProto:
+    """Depthwise convolutions between others, and what only moves numbers: a pool, an enlarged image, a concatenation."""
+    return with_weights(
+        graph(
+            """m (float[n, 20, h, w] x) => (float[n, 18, h, w] y) {
+              a = Conv(x, w0)  b = Relu(a)
+              c = Conv<pads=[1,1,1,1], group=32>(b, w1)  d = Relu(c)
+              e = MaxPool<kernel_shape=[2,2], strides=[2,2]>(d)  f = Conv(e, w2)
+              scales = Constant<value_floats=[1.0, 1.0, 2.0, 2.0]>()
+              g = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(f, , scales)
+              i = Conv(d, w3)  j = Concat<axis=1>(g, i)
+              y = Conv(j, w4)
+            }"""
+        ),
+        w0=(32, 20, 1, 1),
+        w1=(32, 1, 3, 3),
+        w2=(24, 32, 1, 1),
+        w3=(21, 32, 1, 1),
+        w4=(18, 45, 1, 1),
+    )
+
+
+MODELS["mobile"] = (mobile, (2, 20, 8, 12))
+
+
+def test_what_moves_numbers_between_products_in_bf16_moves_them_as_bf16() -> None:
+    program = lowered(mobile(), FAST)
+    wide = [b.name for b in program.buffers if b.place == "arena" and b.dtype != ir.DataType.BFLOAT16]
+    assert wide == ["y"]  # the result
+    assert [c.label for c in program.calls].count("cast") == 1  # of the input
+    (depthwise,) = [c for c in program.calls if c.kernel.name == "conv2d_depthwise"]
+    assert {depthwise.arguments[n].dtype for n in ("x", "y")} == {ir.DataType.BFLOAT16}  # type: ignore[union-attr]
+
+
+def test_what_is_also_added_stays_in_fp32() -> None:
+    model = graph(
+        """r (float[n, 32, h, w] x) => (float[n, 32, h, w] y) {
+          a = Conv(x, w0)  b = Conv(a, w1)  c = Add(a, b)  d = Concat<axis=1>(a, c)  y = Conv(d, w2)
+        }"""
+    )
+    shapes = {"w0": (32, 32, 1, 1), "w1": (32, 32, 1, 1), "w2": (32, 64, 1, 1)}
+    types = {b.name: b.dtype for b in lowered(with_weights(model, **shapes), FAST).buffers}
+    assert types["a"] == ir.DataType.FLOAT and types["d"] == ir.DataType.BFLOAT16
+
+
 def test_in_int8_convolutions_multiply_bytes_unless_winograd_is_as_fast_in_bf16() -> None:
     names = [c.kernel.name for c in lowered(mixed_convolutions(), FAST, INT8).calls if c.precision]
     assert names[1:-1] == ["conv_int8", "gemm_int8", "conv_int8", "conv_int8", "conv_int8"]

@@ -17,7 +17,7 @@ inline ConvShape conv_shape(i64 batch, i64 height, i64 width, i64 channels, i64 
 
 // x and y inside wider buffers, a bias per channel, a value per image and one per pixel in the epilogue; floats
 // between the channels of y and its stride must stay as they were.
-template <class TB = float, class TX = float, class Kernel, class Reference>
+template <class TB = float, class TX = float, class TY = float, class Kernel, class Reference>
 double check_conv(const char* kernel, const Pool& pool, Random& random, ConvShape s, i64 packed_floats, i64 workspace_bytes,
                   double tolerance, Kernel run, Reference reference) {
   s.pixel_stride = s.channels + random.below(2) * 3;
@@ -26,7 +26,7 @@ double check_conv(const char* kernel, const Pool& pool, Random& random, ConvShap
   Array<TX> x(x_pixels ? (x_pixels - 1) * s.pixel_stride + s.channels : 0, random);
   Array<TB> packed(packed_floats, random);
   Array<float> bias(s.out_channels, random), image(s.batch, random);
-  Array<float> got(s.pixels() ? (s.pixels() - 1) * s.out_pixel_stride + s.out_channels : 0, random), want(got);
+  Array<TY> got(s.pixels() ? (s.pixels() - 1) * s.out_pixel_stride + s.out_channels : 0, random), want(got);
   Array<char> workspace(workspace_bytes);
   auto ep = [bias = bias.data, image = image.data](F sum, Row row, i64 column, auto lanes) {
     return sum + load(bias + column, lanes) + splat(image[row.outer] + 0.125f * static_cast<float>(row.index % 9));

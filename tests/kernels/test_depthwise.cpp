@@ -7,9 +7,10 @@
 using namespace opsmith;
 using namespace opsmith::test;
 
+template <class TX = float, class TY = float>
 static void check(const Pool& pool, Random& random, const ConvShape& s) {
-  check_conv(
-      "depthwise", pool, random, s, s.taps() * s.channels, conv2d_depthwise_workspace(s), 2e-6,
+  check_conv<float, TX, TY>(
+      "depthwise", pool, random, s, s.taps() * s.channels, conv2d_depthwise_workspace(s), sizeof(TY) == 4 ? 2e-6 : 8e-3,
       [](auto&&... x) { conv2d_depthwise(x...); }, [](auto&&... x) { conv2d_depthwise_reference(x...); });
 }
 
@@ -46,6 +47,15 @@ int main() {
             if (13 + 2 * pad <= dilation * (kernel - 1)) continue;
             check(channels % 2 ? one : three, random, conv_shape(2, 13, 14, channels, channels, kernel, stride, pad, dilation, channels));
           }
+  for (i64 kernel : {3, 4, 7})  // images of other types, read and written
+    for (i64 stride : {1, 2})
+      for (i64 channels : {5, 37}) {
+        const ConvShape s = conv_shape(2, 9, 14, channels, channels, kernel, stride, 1, 1, channels);
+        check<bf16>(three, random, s);
+        check<f16, f16>(one, random, s);
+        check<bf16, bf16>(three, random, s);
+        check<float, bf16>(one, random, s);
+      }
   check(three, random, conv_shape(1, 2, 1, 8, 8, 3, 1, 1, 1, 8));        // nothing but border
   check(three, random, conv_shape(0, 2, 2, 8, 8, 3, 1, 1, 1, 8));
   check(three, random, conv_shape(1, 60, 60, 64, 64, 3, 1, 1, 1, 64));

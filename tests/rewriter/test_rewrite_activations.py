@@ -135,3 +135,45 @@ def test_half_precision_bodies_follow_the_type() -> None:
         constants={"r": np.float16(math.sqrt(2)), "o": np.float16(1), "h": np.float16(0.5)},
     )
     assert rewrite(half, tolerance=5e-3)[0] == {"Gelu": 1}
+
+
+GATE = {"zero": np.float32(0), "three": 3.0, "six": 6.0, "sixth": np.float32(1 / 6), "two": 2.0}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = Add(x, three) c = Clip(a, zero, six) m = Mul(x, c) y = Div(m, six)",
+        "a = Add(three, x) c = Clip(a, zero, six) d = Div(c, six) y = Mul(d, x)",
+        "a = Add(x, three) c = Clip(a, zero, six) h = Mul(x, sixth) y = Mul(c, h)",
+    ],
+)
+def test_hard_swish_is_found_in_every_order(body: str) -> None:
+    ops, results, _ = rewrite(model(X, body, constants=GATE))
+    assert fired(results, "hard_swish") == 1 and ops == {"HardSwish": 1}
+
+
+def test_hard_swish_of_limits_as_attributes_is_found() -> None:
+    body = "a = Add(x, three) c = Clip <min = 0.0, max = 6.0> (a) m = Mul(x, c) y = Div(m, six)"
+    ops, _, _ = rewrite(model(X, body, opset=9, constants={"three": 3.0, "six": 6.0}))
+    assert ops == {"HardSwish": 1}
+
+
+@pytest.mark.parametrize("end", ["y = Div(c, six)", "y = Mul(sixth, c)"])
+def test_hard_sigmoid_is_found(end: str) -> None:
+    ops, results, _ = rewrite(model(X, "a = Add(x, three) c = Clip(a, zero, six) " + end, constants=GATE))
+    assert fired(results, "hard_sigmoid") == 1 and ops == {"HardSigmoid": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("a = Add(x, two) c = Clip(a, zero, six) m = Mul(x, c) y = Div(m, six)", "expected x + 3"),
+        ("a = Add(x, three) c = Clip(a, zero, three) m = Mul(x, c) y = Div(m, six)", "expected 0 and 6"),
+        ("z = Neg(x) a = Add(x, three) c = Clip(a, zero, six) m = Mul(z, c) y = Div(m, six)", "another value"),
+        ("a = Add(x, three) c = Clip(a, zero, six) m = Mul(x, c) y = Div(m, two)", "output of the graph"),
+    ],
+)
+def test_hard_swish_near_misses_stay(body: str, reason: str) -> None:
+    ops, results, _ = rewrite(model(X, body, constants=GATE))
+    assert ops["Clip"] == 1 and reason in why_not(results, "hard_swish")

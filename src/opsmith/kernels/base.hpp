@@ -21,7 +21,7 @@ OPSMITH_INLINE void store(float* p, F v, Full) { memcpy(p, &v, sizeof v); }
 OPSMITH_INLINE float to_float(float x) { return x; }
 OPSMITH_INLINE float to_float(bf16 x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16); }
 
-OPSMITH_INLINE F widen(H h, bf16) { return (F)(__builtin_convertvector(h, Vec<uint32_t>) << 16); }
+OPSMITH_INLINE F widen(H h, bf16) { return (F)(to_words(h) << 16); }
 
 template <class T>
 concept HalfStorage = __is_same(T, f16) || __is_same(T, bf16);

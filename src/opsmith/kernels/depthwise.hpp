@@ -2,7 +2,7 @@
 //
 //   y[n][oh][ow][c] = ep(sum over kh, kw of x[n][oh*sh - top + kh*dh][ow*sw - left + kw*dw][c] * w[kh][kw][c])
 //
-// Weights (compiler/pack.py: pack_depthwise): [kernel_h][kernel_w][channels].
+// Weights (compiler/pack.py: pack_depthwise): [kernel_h][kernel_w][channels]. x and y may be of any float type.
 //
 // Channels are the lanes. A block of P neighbouring output pixels is summed at once: for each row of the kernel its weights are
 // held in registers, and each pixel of x is loaded once for all the outputs that see it. For a 3 x 3 kernel of stride 1 that is
@@ -19,20 +19,20 @@ inline constexpr i64 conv2d_depthwise_workspace(const ConvShape&) { return 0; }
 namespace detail {
 
 // The sums of outputs [ow, ow + P) of one line. K columns of the kernel and stride S known when compiling, or 0.
-template <int P, int K, int S, bool Checked, class Lanes>
-OPSMITH_INLINE void depthwise_block(const ConvShape& s, const float* line, const float* weights, i64 kh_begin, i64 kh_end, i64 ow, Lanes lanes,
+template <int P, int K, int S, bool Checked, class TX, class Lanes>
+OPSMITH_INLINE void depthwise_block(const ConvShape& s, const TX* line, const float* weights, i64 kh_begin, i64 kh_end, i64 ow, Lanes lanes,
                                     F (&sums)[P]) {
   const i64 stride = s.x_stride(), left = ow * s.stride_w - s.pad_left;
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) sums[p] = F{};
-  auto pixel = [&](const float* row, i64 at) __attribute__((always_inline)) {
+  auto pixel = [&](const TX* row, i64 at) __attribute__((always_inline)) {
     if constexpr (Checked) {
       if (left + at < 0 || left + at >= s.width) return F{};
     }
     return load(row + at * stride, lanes);
   };
   for (i64 kh = kh_begin; kh < kh_end; ++kh) {
-    const float* row = line + (kh * s.dilation_h * s.width + left) * stride;
+    const TX* row = line + (kh * s.dilation_h * s.width + left) * stride;
     const float* w = weights + kh * s.kernel_w * s.channels;
     if constexpr (K > 0) {
       F taps[K];
@@ -55,43 +55,52 @@ OPSMITH_INLINE void depthwise_block(const ConvShape& s, const float* line, const
   }
 }
 
-template <int P, int K, int S, class Ep>
-void depthwise_lines(const Pool& pool, const ConvShape& s, const float* x, const float* weights, float* y, Ep& ep) {
+template <int P, int K, int S, class TX, class TY, class Ep>
+void depthwise_lines(const Pool& pool, const ConvShape& s, const TX* x, const float* weights, TY* y, Ep& ep) {
   const i64 C = s.channels, lines = s.batch * s.out_height;
   const i64 reach = (P - 1) * s.stride_w + (s.kernel_w - 1) * s.dilation_w + 1;  // columns that a block sees
   const i64 work = s.out_width * s.taps() * C / 16;                              // about nanoseconds per line
   const i64 run = max<i64>(1, min(max<i64>(1, lines / (4 * pool.threads)), 100000 / max<i64>(1, work)));
-  pool.parallel_for(ceil_div(lines, run), [&](i64 task) {
-    for (i64 at = task * run; at < min(lines, (task + 1) * run); ++at) {
-      const i64 n = at / s.out_height, top = (at - n * s.out_height) * s.stride_h - s.pad_top;
-      const i64 kh_begin = top >= 0 ? 0 : min(s.kernel_h, ceil_div(-top, s.dilation_h));
-      const i64 kh_end = top >= s.height ? kh_begin : max(kh_begin, min(s.kernel_h, (s.height - 1 - top) / s.dilation_h + 1));
-      const float* line = x + (n * s.height + top) * s.width * s.x_stride();
-      for (i64 ow = 0; ow < s.out_width; ow += P) {
-        const i64 left = ow * s.stride_w - s.pad_left, count = min<i64>(P, s.out_width - ow);
-        const bool inside = count == P && left >= 0 && left + reach <= s.width;
-        for_lanes(C, [&](i64 c, auto lanes) {
-          F sums[P];
-          if (inside)
-            depthwise_block<P, K, S, false>(s, line + c, weights + c, kh_begin, kh_end, ow, lanes, sums);
-          else
-            depthwise_block<P, K, S, true>(s, line + c, weights + c, kh_begin, kh_end, ow, lanes, sums);
+  auto block = [&](i64 at, i64 ow) __attribute__((always_inline)) {
+    const i64 left = ow * s.stride_w - s.pad_left, count = min<i64>(P, s.out_width - ow);
+    const bool inside = count == P && left >= 0 && left + reach <= s.width;
+    const i64 n = at / s.out_height, top = (at - n * s.out_height) * s.stride_h - s.pad_top;
+    const i64 kh_begin = top >= 0 ? 0 : min(s.kernel_h, ceil_div(-top, s.dilation_h));
+    const i64 kh_end = top >= s.height ? kh_begin : max(kh_begin, min(s.kernel_h, (s.height - 1 - top) / s.dilation_h + 1));
+    const TX* line = x + (n * s.height + top) * s.width * s.x_stride();
+    TY* out = y + (at * s.out_width + ow) * s.y_stride();
+    for_lanes(C, [&](i64 c, auto lanes) {
+      F sums[P];
+      auto finish = [&](int p) __attribute__((always_inline)) { return ep(sums[p], Row{at * s.out_width + ow + p, n}, c, lanes); };
+      if (inside) {
+        depthwise_block<P, K, S, false>(s, line + c, weights + c, kh_begin, kh_end, ow, lanes, sums);
+        // Nothing is stored in between, so that what the epilogue reads for a channel is read once.
 #pragma GCC unroll 8
-          for (int p = 0; p < P; ++p) {
-            if (p >= count) break;
-            const Row row{at * s.out_width + ow + p, n};
-            store(y + row.index * s.y_stride() + c, ep(sums[p], row, c, lanes), lanes);
-          }
-        });
+        for (int p = 0; p < P; ++p) sums[p] = finish(p);
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) store(out + p * s.y_stride() + c, sums[p], lanes);
+      } else {
+        depthwise_block<P, K, S, true>(s, line + c, weights + c, kh_begin, kh_end, ow, lanes, sums);
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) {
+          if (p >= count) break;
+          store(out + p * s.y_stride() + c, finish(p), lanes);
+        }
       }
-    }
+    });
+  };
+  // Down the lines, what a block saw of the line above is still in the first cache, unless it is too much.
+  const bool down = s.kernel_h * reach * C * i64{sizeof(TX)} <= 64 << 10;
+  pool.parallel_for(ceil_div(lines, run), [&](i64 task) {
+    const i64 first = task * run, count = min(lines - first, run), blocks = ceil_div(s.out_width, P);
+    for (i64 i = 0; i < count * blocks; ++i) block(first + (down ? i % count : i / blocks), (down ? i / count : i % blocks) * P);
   });
 }
 
 }  // namespace detail
 
-template <class Ep>
-void conv2d_depthwise(const Pool& pool, const ConvShape& s, const float* x, const float* weights, float* y, void*, Ep ep) {
+template <class TX, class TY, class Ep>
+void conv2d_depthwise(const Pool& pool, const ConvShape& s, const TX* x, const float* weights, TY* y, void*, Ep ep) {
   auto run = [&]<int P, int K, int S>() { detail::depthwise_lines<P, K, S>(pool, s, x, weights, y, ep); };
   const bool plain = s.dilation_w == 1 && s.stride_w <= 2;
   if (plain && s.kernel_w == 3) return s.stride_w == 1 ? run.template operator()<8, 3, 1>() : run.template operator()<8, 3, 2>();
@@ -100,16 +109,15 @@ void conv2d_depthwise(const Pool& pool, const ConvShape& s, const float* x, cons
   run.template operator()<8, 0, 0>();
 }
 
-template <class Ep>
-void conv2d_depthwise_reference(const Pool&, const ConvShape& s, const float* x, const float* weights, float* y, void*,
-                                Ep ep) {
+template <class TX, class TY, class Ep>
+void conv2d_depthwise_reference(const Pool&, const ConvShape& s, const TX* x, const float* weights, TY* y, void*, Ep ep) {
   for (i64 m = 0; m < s.pixels(); ++m) {
     i64 ow = m % s.out_width, oh = m / s.out_width % s.out_height, n = m / s.out_width / s.out_height;
     for (i64 c = 0; c < s.channels; ++c) {
       float sum = 0;
       for (i64 tap = 0; tap < s.taps(); ++tap) {
-        const float* source = conv_source(s, x, n, oh, ow, tap / s.kernel_w, tap % s.kernel_w);
-        if (source) sum += source[c] * weights[tap * s.channels + c];
+        const TX* source = conv_source(s, x, n, oh, ow, tap / s.kernel_w, tap % s.kernel_w);
+        if (source) sum += to_float(source[c]) * weights[tap * s.channels + c];
       }
       store(y + m * s.y_stride() + c, ep(splat(sum), Row{m, n}, c, Tail{1}), Tail{1});
     }

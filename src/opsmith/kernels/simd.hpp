@@ -10,6 +10,7 @@
 //   load, store with a Tail         touch nothing beyond the last valid lane; what is not loaded is zero
 //   load_halves, store_halves       the same for W numbers of 16 bits
 //   to_float, to_half               f16 <-> float
+//   to_words                        W numbers of 16 bits, zeros above them
 //   widen, narrow                   W of them <-> F; widen(Vec<int8_t>) too
 //   nibble(words, j)                value j (of 8) of W columns of 4-bit weights
 //   any, min_or_second, max_or_second, sqrt

@@ -42,6 +42,7 @@ OPSMITH_INLINE F widen(Vec<int8_t> q) {  // g++ 12 converts int8 to int32 one by
 using portable::load_halves;
 using portable::nibble;
 using portable::store_halves;
+using portable::to_words;
 
 OPSMITH_INLINE bool any(I mask) { return _mm256_movemask_ps((__m256)mask) != 0; }
 OPSMITH_INLINE F min_or_second(F a, F b) { return (F)_mm256_min_ps((__m256)a, (__m256)b); }

@@ -35,6 +35,9 @@ using portable::store_halves;
 
 OPSMITH_INLINE float to_float(f16 x) { return _cvtsh_ss(x.bits); }
 OPSMITH_INLINE f16 to_half(float x) { return f16{static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT))}; }
+OPSMITH_INLINE Vec<uint32_t> to_words(H h) {  // g++ 12 converts half a vector at a time
+  return (Vec<uint32_t>)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h);
+}
 OPSMITH_INLINE F widen(H h, f16) { return (F)_mm512_maskz_cvtph_ps(0xffff, (__m256i)h); }
 OPSMITH_INLINE H narrow(F v, f16) {
   return (H)_mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -119,7 +122,14 @@ OPSMITH_INLINE I narrow_pairs(F first, F second) {
 using portable::narrow_pairs;
 using portable::PairDot;
 #endif
-OPSMITH_INLINE H narrow(F v, bf16) { return portable::narrow(v, bf16{}); }  // vcvtneps2bf16 would lose denormals
+#ifdef __AVX512BF16__
+OPSMITH_INLINE H narrow(F v, bf16) {
+  if (__builtin_expect(_mm512_fpclass_ps_mask((__m512)v, 0x20) != 0, 0)) return portable::narrow(v, bf16{});  // it would lose denormals
+  return (H)_mm512_cvtneps_pbh((__m512)v);
+}
+#else
+OPSMITH_INLINE H narrow(F v, bf16) { return portable::narrow(v, bf16{}); }
+#endif
 
 #if defined(__AVX512VNNI__)
 struct ByteDot {

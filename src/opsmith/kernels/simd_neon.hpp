@@ -30,6 +30,7 @@ using portable::store;
 using portable::store_halves;
 using portable::to_float;
 using portable::to_half;
+using portable::to_words;
 using portable::widen;
 using portable::Int4Dot;
 using portable::from_bytes;

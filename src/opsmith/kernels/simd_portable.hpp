@@ -56,6 +56,7 @@ OPSMITH_INLINE void store_halves(void* p, H h, Tail t) {
 
 OPSMITH_INLINE float to_float(f16 x) { return static_cast<float>(__builtin_bit_cast(half_number, x.bits)); }
 OPSMITH_INLINE f16 to_half(float x) { return f16{__builtin_bit_cast(uint16_t, static_cast<half_number>(x))}; }
+OPSMITH_INLINE Vec<uint32_t> to_words(H h) { return __builtin_convertvector(h, Vec<uint32_t>); }
 OPSMITH_INLINE F widen(H h, f16) { return __builtin_convertvector((Vec<half_number>)h, F); }
 OPSMITH_INLINE H narrow(F v, f16) { return (H)__builtin_convertvector(v, Vec<half_number>); }
 

@@ -38,6 +38,7 @@ def lower_region(
     precisions = precision.plan_precisions(analysed.values(), target)
     algorithms = conv.plan_algorithms(analysed.values(), target, precisions)
     precisions = precision.settle_winograd(precisions, algorithms)
+    narrow = precision.plan_narrow(analysed.values(), precisions, outputs, target)
     region = Region(
         frozenset(nodes),
         facts,
@@ -46,6 +47,7 @@ def lower_region(
         resize.plan_upsamples(analysed.values(), set(outputs), facts),
         memory.plan_places(analysed.values(), facts),
         precisions,
+        narrow,
     )
     builder = Builder(program, region, target)
     for port in program.inputs:

@@ -13,7 +13,6 @@ from opsmith import ops
 from opsmith.analysis.registry import Node, key_of
 from opsmith.analysis.values import TYPES, Abstract, Array, Constant, DataType, Unsupported
 from opsmith.compiler.kernel import GRID, Kernel, Kind, values, write
-from opsmith.compiler.lower.precision import stored_narrow
 from opsmith.compiler.precision import FP32, Precision
 from opsmith.compiler.program import (
     Argument,
@@ -68,6 +67,7 @@ class Region:
         default_factory=dict
     )  # values that may be written where a Concat wants them
     precisions: Mapping[ir.Node, Precision] = field(default_factory=dict)  # products that do not run in fp32
+    narrow: Mapping[ir.Value, ir.DataType] = field(default_factory=dict)  # fp32 values that are stored in another type
 
 
 class Builder:
@@ -215,7 +215,7 @@ class Builder:
             buffer = self.program.outputs[index].buffer
             view = View(buffer, facts.dims, contiguous(facts.dims), ZERO, facts.dtype)
         else:
-            dtype = DataType.FLOAT if self._stays_wide(value) else self._narrow(value) or facts.dtype
+            dtype = DataType.FLOAT if self._stays_wide(value) else self.region.narrow.get(value, facts.dtype)
             view = self.allocate(facts.dims, dtype, order, hint=short_name(value))
         self._views[value] = view
         return view
@@ -224,6 +224,8 @@ class Builder:
         """The place of a value inside the Concat that reads it; the first of its inputs brings the whole into being."""
         place = self.region.places.get(value)
         if place is None or self._stays_wide(value) != self._stays_wide(place.whole):
+            return None
+        if self.region.narrow.get(value) != self.region.narrow.get(place.whole):
             return None
         dims = self.region.facts[value].dims
         order = channels_last_order(len(dims))
@@ -258,11 +260,6 @@ class Builder:
             ):
                 return False
         return True
-
-    def _narrow(self, value: ir.Value) -> ir.DataType | None:
-        if self.region.facts[value].dtype != DataType.FLOAT:
-            return None
-        return stored_narrow(value, self.region.precisions, self.region.outputs, self.target)
 
     def precision(self, node: Node) -> Precision:
         return self.region.precisions.get(node.ir, FP32)

@@ -21,6 +21,7 @@ from opsmith.compiler.lower import int8, window
 from opsmith.compiler.lower.builder import Builder
 from opsmith.compiler.lower.fuse import Extra, Group, anchored, lower_rest
 from opsmith.compiler.lower.matmul import blocking_of, with_epilogue
+from opsmith.compiler.lower.precision import is_depthwise
 from opsmith.compiler.lower.registry import anchors
 from opsmith.compiler.precision import BF16, FP32, INT8, Precision
 from opsmith.compiler.program import (
@@ -86,7 +87,8 @@ class Algorithm:
     @property
     def writes(self) -> frozenset[DataType]:
         """The types in which it can store its result."""
-        return FLOATS if self.kernel.name == "conv2d" or self.precision is BF16 else frozenset({DataType.FLOAT})
+        any_float = self.kernel.name in ("conv2d", "conv2d_depthwise") or self.precision is BF16
+        return FLOATS if any_float else frozenset({DataType.FLOAT})
 
     @property
     def notes(self) -> list[str]:
@@ -259,7 +261,10 @@ def _conv(node: Node, builder: Builder, group: Group) -> None:
     if precision is INT8 and upsample == 1:
         _convolve_bytes(node, builder, group, as_image(x, constant, view, int(node.attribute("group", 1))))
         return
-    _convolve_image(node, builder, group, builder.operand(x, precision), constant, view, upsample)
+    depthwise = is_depthwise(node.attribute("group", 1), constant.dims)  # it reads any float as it lies
+    if not (depthwise and len(constant.dims) < 5 and x.dtype in FLOATS):
+        x = builder.operand(x, precision)
+    _convolve_image(node, builder, group, x, constant, view, upsample)
 
 
 @anchors("ConvTranspose")
@@ -472,18 +477,18 @@ def _convolve_bytes(node: Node, builder: Builder, group: Group, conv: Convolutio
 
 
 def _algorithm(node: Node, builder: Builder, conv: Convolution) -> Algorithm:
-    depthwise = conv.groups > 1 and conv.weights.dims[:2] == (conv.groups, 1)
+    depthwise = is_depthwise(conv.groups, conv.weights.dims)
     if node.op == "ConvTranspose":
         joint = _is_joint(conv, builder.target.isa)
         return DEPTHWISE_TRANSPOSED if depthwise else JOINT if joint else TRANSPOSED
+    if depthwise and len(conv.x.dims) < 5:
+        return DEPTHWISE
     if builder.precision(node) is not FP32:
         return WINOGRAD2_BF16 if node.ir in builder.region.algorithms else DIRECT_BF16
     if (planned := builder.region.algorithms.get(node.ir)) is not None:
         return PLANNED[planned]
     if conv.upsample > 1 or len(conv.x.dims) > 4:
         return DIRECT
-    if depthwise:
-        return DEPTHWISE
     isa = builder.target.isa
     return NARROW if _is_narrow(conv, isa) else STEM if _is_stem(conv) else DIRECT
 

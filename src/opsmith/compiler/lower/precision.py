@@ -6,13 +6,14 @@ numbers. Everything else stays in fp32, and a product that finds it so converts 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from opsmith import ops
 from opsmith.analysis.registry import Node, key_of
+from opsmith.analysis.resize import whole_factors
 from opsmith.analysis.values import DataType
 from opsmith.compiler.precision import BF16, FP32, INT8, Precision
 from opsmith.compiler.program import Target
@@ -39,12 +40,19 @@ def plan_precisions(nodes: Iterable[Node], target: Target) -> dict[ir.Node, Prec
     return {n: p for n, p in wanted.items() if p is not FP32}
 
 
+def is_depthwise(groups: int, weights: Sequence[int]) -> bool:
+    """Whether every channel has a filter of its own: weights (C, 1, ...)."""
+    return groups > 1 and tuple(weights[:2]) == (groups, 1)
+
+
 def _fits_bytes(node: Node) -> bool:
     """Whether there is a kernel of bytes for this product."""
     weights = node.input(1).constant if node.op in ("MatMul", "Gemm", "Conv") else None
     if weights is None:
         return False
     if node.op == "Conv":
+        if is_depthwise(node.attribute("group", 1), weights.dims):
+            return False
         _, c, *taps = weights.dims
         return len(taps) < 3 and c <= MOST_SUMMED and c * int(np.prod(taps)) <= MOST_WORDS
     return weights.dims[1 if node.attribute("transB", 0) else 0] <= MOST_SUMMED
@@ -89,46 +97,77 @@ def _is_product(node: Node) -> bool:
     if node.ir.domain in ("", "ai.onnx") and node.op == "Conv":
         weights, groups = node.input(1).constant, int(node.attribute("group", 1))
         floats = {node.input(0).dtype, node.input(1).dtype} == {DataType.FLOAT}
-        return floats and weights is not None and min(weights.dims[0] // groups, weights.dims[1]) > LEAST
+        if not floats or weights is None:
+            return False
+        if is_depthwise(groups, weights.dims):
+            return len(weights.dims) < 5 and groups >= LEAST
+        return min(weights.dims[0] // groups, weights.dims[1]) >= LEAST
     return node.op in _ATTENTION and {node.input(i).dtype for i in range(3)} == {DataType.FLOAT}
 
 
-def stored_narrow(
-    value: ir.Value, precisions: Mapping[ir.Node, Precision], outputs: Mapping[ir.Value, int], target: Target
-) -> DataType | None:
-    """The type in which all readers of a value multiply it, if that is one and narrower than fp32; only kernels that can store
-    it so are asked."""
-    producer = value.producer()
-    if not target.isa.multiplies_bf16 or producer is None or not _stores_any_float(producer, value):
-        return None
-    types = _read_as(value, precisions, outputs)
-    return next(iter(types)) if len(types) == 1 and None not in types else None
+def plan_narrow(
+    nodes: Iterable[Node], precisions: Mapping[ir.Node, Precision], outputs: Collection[ir.Value], target: Target
+) -> dict[ir.Value, DataType]:
+    """The values that are stored in the type in which all their readers multiply them, which is narrower than fp32, by kernels that
+    can store it. What moves numbers as they are stands for its own readers."""
+    nodes = list(nodes)
+    if not target.isa.multiplies_bf16:
+        return {}
+    read_as = _types_of_readers(nodes, precisions, outputs)
+    narrow: dict[ir.Value, DataType] = {}
+    for node in nodes:
+        for value, facts in zip(node.ir.outputs, node.outputs):
+            if facts.dtype == DataType.FLOAT and _stores_any_float(node.ir, value, narrow):
+                types = read_as.get(value, {None})
+                if len(types) == 1 and (dtype := next(iter(types))) is not None:
+                    narrow[value] = dtype
+    return narrow
 
 
-def _stores_any_float(node: ir.Node, value: ir.Value) -> bool:
-    if node.op_type in ("MatMul", "Gemm", "Conv"):
+def _types_of_readers(
+    nodes: Sequence[Node], precisions: Mapping[ir.Node, Precision], outputs: Collection[ir.Value]
+) -> dict[ir.Value, set[DataType | None]]:
+    """The types in which values are multiplied; None stands for any other use. Readers come first, so every node is asked once."""
+    inside = {n.ir for n in nodes}
+    read_as: dict[ir.Value, set[DataType | None]] = {}
+    for node in reversed(nodes):
+        for out in node.ir.outputs:
+            if out in outputs or any(use.node not in inside for use in out.uses()):
+                read_as[out] = {None}
+        types: set[DataType | None] = set()
+        for out in node.ir.outputs:
+            types |= read_as.get(out, set())
+        for index, value in enumerate(node.ir.inputs):
+            if value is None:
+                continue
+            if index in _moved(node):
+                read_as.setdefault(value, set()).update(types or {None})
+            elif index in _multiplied(node.ir) and node.ir in precisions:
+                read_as.setdefault(value, set()).add(precisions[node.ir].stored)
+            else:
+                read_as.setdefault(value, set()).add(None)
+    return read_as
+
+
+def _moved(node: Node) -> Iterable[int]:
+    """The inputs whose numbers an operator gives on as they are: it commutes with rounding."""
+    if node.ir.domain not in ("", "ai.onnx"):
+        return ()
+    if node.op == "Concat":
+        return range(len(node.ir.inputs))
+    largest = node.op == "MaxPool" and len(node.ir.outputs) == 1
+    repeated = node.op in ("Resize", "Upsample") and whole_factors(node) is not None
+    return (0,) if node.op in VIEWS | _PARTS or largest or repeated else ()
+
+
+def _stores_any_float(node: ir.Node, value: ir.Value, narrow: Collection[ir.Value]) -> bool:
+    if node.op_type in ("MatMul", "Gemm", "Conv", "Concat", "Resize", "Upsample"):
         return True
+    if node.op_type == "MaxPool":  # in the type that it reads
+        return node.inputs[0] in narrow
     return value is node.outputs[0] and (
         key_of(node) in ops.TABLE or node.op_type in _NORMS or node.op_type in _ATTENTION
     )
-
-
-def _read_as(
-    value: ir.Value, precisions: Mapping[ir.Node, Precision], outputs: Mapping[ir.Value, int]
-) -> set[DataType | None]:
-    """The types in which it is multiplied; None stands for any other use."""
-    if value in outputs or not value.uses():
-        return {None}
-    found: set[DataType | None] = set()
-    for node, index in value.uses():
-        if node.op_type in (VIEWS | _PARTS) and index == 0:
-            for out in node.outputs:
-                found |= _read_as(out, precisions, outputs)
-        elif node in precisions and index in _multiplied(node):
-            found.add(precisions[node].stored)
-        else:
-            found.add(None)
-    return found
 
 
 def _multiplied(node: ir.Node) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from opsmith.analysis.values import Abstract, DataType
 from opsmith.compiler.kernel import SPACE, Kernel, Space, Struct, doubles, read, size_list, struct, write
 from opsmith.compiler.lower.builder import Builder
 from opsmith.compiler.lower.pool import LAYOUT
+from opsmith.compiler.lower.precision import is_depthwise
 from opsmith.compiler.lower.registry import lowers
 from opsmith.compiler.program import (
     Argument,
@@ -87,8 +88,11 @@ def plan_upsamples(
 
 
 def _is_packed_conv(node: ir.Node, facts: Mapping[ir.Value, Abstract]) -> bool:
+    """A depthwise one does not repeat pixels."""
     weights = node.inputs[1] if node.op_type == "Conv" else None
-    return weights is not None and facts[weights].constant is not None
+    constant = facts[weights].constant if weights is not None else None
+    groups = node.attributes.get("group")
+    return constant is not None and not is_depthwise(groups.as_int() if groups else 1, constant.dims)
 
 
 @lowers("Resize", "Upsample")
