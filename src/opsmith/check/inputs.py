@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from opsmith import machine, sizes
+from opsmith import dim_names, machine, sizes
 from opsmith.check import kinds
 from opsmith.check.footprint import largest_value
 from opsmith.check.kinds import Usual
@@ -114,7 +114,7 @@ def _expression(dim: str, standalone: Iterable[str]) -> sizes.Size | None:
     alone = set(standalone)
     if dim.startswith("total_") and {f"past_{dim[6:]}", dim[6:]} <= alone:
         return sizes.name(f"past_{dim[6:]}") + sizes.name(dim[6:])  # the usual names of decoders with a KV cache
-    size = sizes.parse(dim)
+    size = dim_names.parse(dim)
     if size is None or size.name == dim:
         return None
     # "batch-size" is a name with a dash unless `batch` or `size` exist by themselves.
@@ -155,7 +155,7 @@ def shape_of(spec: Input, dims: Mapping[str, int]) -> tuple[int, ...]:
 def usual_sizes(inputs: Sequence[Input]) -> dict[str, Usual]:
     """free symbol -> its usual sizes, in order of appearance."""
     texts = [(dim, spec, axis) for spec in inputs for axis, dim in enumerate(spec.dims) if isinstance(dim, str)]
-    standalone = {dim for dim, _, _ in texts if (size := sizes.parse(dim)) is None or size.name == dim}
+    standalone = {dim for dim, _, _ in texts if (size := dim_names.parse(dim)) is None or size.name == dim}
     found: dict[str, Usual] = {}
     for dim, spec, axis in texts:
         size = _expression(dim, standalone)

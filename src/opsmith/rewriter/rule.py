@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 import numpy as np
 import onnx_ir as ir
 
-from opsmith.sizes import SizeLike, parse
+from opsmith.dim_names import parse
+from opsmith.sizes import SizeLike
 from opsmith.sizes import name as symbol
 
 DOMAIN = "opsmith"
