@@ -19,7 +19,7 @@ from opsmith.compiler import pack
 from opsmith.compiler.kernel import EPILOGUE, SPACE, Kernel, Space, Struct, read, size, sizes, struct, write
 from opsmith.compiler.lower import window
 from opsmith.compiler.lower.builder import Builder
-from opsmith.compiler.lower.conv import CONV_SHAPE, Convolution, as_image, channels_last
+from opsmith.compiler.lower.convolution import CONV_SHAPE, Convolution, as_image, channels_last
 from opsmith.compiler.lower.fuse import Group, anchored, lower_rest
 from opsmith.compiler.lower.matmul import even_rows, row_stride, rows_product, with_epilogue
 from opsmith.compiler.lower.registry import anchors, lowers
@@ -30,7 +30,6 @@ from opsmith.compiler.program import (
     View,
     channels_last_order,
     layout_order,
-    pixel_stride,
 )
 from opsmith.sizes import ZERO, product
 
@@ -252,23 +251,19 @@ def _conv_integer(node: Node, builder: Builder, group: Group) -> None:
     conv = as_image(builder.tensor(node.ir.inputs[0]), weights, view, groups)
     conv = replace(conv, x=channels_last(conv.x, builder))
     x_zero = _optional(node, builder, 2)
-    depthwise = conv.groups > 1 and conv.weights.dims[:2] == (conv.groups, 1)
-    given = _depthwise_weights(builder, conv, zero) if depthwise else _conv_columns(builder, conv, zero)
-    o, _, kh, kw = conv.weights.dims
+    given = _depthwise_weights(builder, conv, zero) if conv.depthwise else _conv_columns(builder, conv, zero)
 
     def emit(target: View, epilogue: Epilogue) -> None:
-        pixel = pixel_stride(target)
-        assert pixel is not None
         builder.call(
-            DEPTHWISE_BYTES if depthwise else CONV_BYTES,
+            DEPTHWISE_BYTES if conv.depthwise else CONV_BYTES,
             given,
-            shape=StructValue(CONV_SHAPE, {**conv.fields(), "out_pixel_stride": pixel}),
+            shape=conv.shape(target, conv.fields()),
             x=conv.x,
             x_zero=x_zero,
             y=target,
             epilogue=epilogue,
             flops=conv.flops(),
-            comment=with_epilogue(f"{kh}x{kw} {conv.x.dims[1]} -> {o}", epilogue),
+            comment=with_epilogue(conv.comment, epilogue),
         )
 
     anchored(node, builder, group, emit, order=channels_last_order(rank), strided=True)

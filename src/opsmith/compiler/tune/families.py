@@ -18,7 +18,7 @@ import numpy.typing as npt
 from opsmith.compiler import pack, winograd
 from opsmith.compiler.geometry import InstructionSet
 from opsmith.compiler.lower.attention import TUNED as ATTENTION_FIELDS
-from opsmith.compiler.lower.conv import TUNED as CONV_FIELDS
+from opsmith.compiler.lower.convolution import TUNED as CONV_FIELDS
 from opsmith.compiler.task import Candidate, Task
 from opsmith.compiler.winograd import Way
 
