@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from opsmith import store
+from opsmith import model_file
 from opsmith.compiler.partition import Region, Step, bodies
 from opsmith.compiler.program import Program
 from opsmith.compiler.source import Source
@@ -223,4 +223,4 @@ def save_converted(model: ir.Model, path: Path, data: Path) -> None:
         empty = file.seek(0, 2) == 0
     if empty:
         data.unlink()
-    store.write_model(model, path)
+    model_file.write_model(model, path)

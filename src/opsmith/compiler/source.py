@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from opsmith import store
+from opsmith import model_file, store
 from opsmith.analysis import Analysis, Facts
 from opsmith.check.inputs import Fixed
 from opsmith.compiler.cache import IN_PLACE, grow_in_place
@@ -80,7 +80,7 @@ class Source:
 
 def load(src: ModelLike, shapes: Fixed | None = None) -> ir.Model:
     # A model in memory is copied: the caller's stays as it is. Its weights may lie in files, which a proto would lose sight of.
-    model = store.as_run(src.clone()) if isinstance(src, ir.Model) else store.open_model(src)
+    model = model_file.as_run(src.clone()) if isinstance(src, ir.Model) else store.open_model(src)
     if shapes:
         fix_dims(model, shapes)
     inline(model)

@@ -25,7 +25,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx import numpy_helper
 
-from opsmith import progress, session, store
+from opsmith import model_file, progress, session, store
 from opsmith.check.inputs import Fixed, overridable_weights
 from opsmith.compress import quality
 from opsmith.compress.blocks import quantize_blocks
@@ -426,7 +426,7 @@ def _opset(path: Path) -> int:
 def _sort_nodes(path: Path) -> None:
     """The tool orders nodes by what they read, and overlooks what the bodies of an If or Loop read."""
     proto = store.read_proto(path)
-    graph = store.from_proto(proto).graph
+    graph = model_file.from_proto(proto).graph
     places = {node: i for i, node in enumerate(graph)}
     graph.sort()
     order = [places[node] for node in graph]

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from opsmith import session, store
+from opsmith import model_checks, session, store
 from opsmith.check.flops import Cost, flops
 from opsmith.check.inputs import Dims, Fixed, dim_name
 from opsmith.errors import OpsmithError
@@ -150,7 +150,7 @@ def _with_files(info: ModelInfo, path: Path) -> ModelInfo:
         info,
         path=str(path),
         size=session.size_on_disk(path),
-        external=tuple(sorted(f.name for f in store.external_files(path))),
+        external=tuple(sorted(f.name for f in model_checks.external_files(path))),
         record=store.read_record(path),
     )
 
