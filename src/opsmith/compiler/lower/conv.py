@@ -37,7 +37,7 @@ from opsmith.compiler.lower.convolution import (
     packed,
 )
 from opsmith.compiler.lower.fuse import Extra, Group, anchored, lower_rest
-from opsmith.compiler.lower.matmul import blocking_of, with_epilogue
+from opsmith.compiler.lower.products import blocking_of, with_epilogue
 from opsmith.compiler.lower.registry import anchors
 from opsmith.compiler.precision import FP32, INT8
 from opsmith.compiler.program import Argument, Epilogue, Tunable, View, channels_last_order, pixel_stride
@@ -218,14 +218,10 @@ def _convolve_bytes(node: Node, builder: Builder, group: Group, conv: Convolutio
         if alone:
             builder.call(
                 int8.GEMM_INT8,
-                weights,
+                {**as_bytes.operands(channels), **weights},
                 m=rows,
                 n=o,
                 k=channels,
-                a=as_bytes.values,
-                lda=channels,
-                a_scales=as_bytes.scales,
-                a_zeros=as_bytes.zeros,
                 c=target,
                 ldc=shape.fields["out_pixel_stride"],
                 epilogue=epilogue,

@@ -5,7 +5,7 @@ x (..., M, K) @ w (K, N) -> (..., M, N), with whatever elementwise nodes follow 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,44 +20,28 @@ from opsmith.compiler.kernel import (
     Kernel,
     Micro,
     Space,
-    Struct,
     read,
     size,
     size_list,
     sizes,
-    struct,
     write,
 )
 from opsmith.compiler.lower import int8
 from opsmith.compiler.lower.builder import Builder
-from opsmith.compiler.lower.fuse import Extra, Group, anchored, lower_rest, store_plainly
+from opsmith.compiler.lower.fuse import Extra, Group, anchored, lower_rest
+from opsmith.compiler.lower.products import blocking, even_rows, row_stride, rows_kernel, rows_product
 from opsmith.compiler.lower.registry import anchors
 from opsmith.compiler.precision import BF16, FP32, INT8, Precision
-from opsmith.compiler.program import IDENTITY, Argument, Buffer, Epilogue, StructValue, Tunable, View, even
-from opsmith.compiler.task import Candidate
+from opsmith.compiler.program import IDENTITY, Argument, Buffer, Epilogue, Tunable, View
 from opsmith.expressions import Literal
-from opsmith.sizes import ONE, ZERO, Size, SizeLike, as_size, broadcast, name, product, spread
+from opsmith.sizes import ONE, ZERO, Size, SizeLike, broadcast, name, product, spread
 
-BLOCKING = Struct("Blocking", "gemm_micro.hpp", ("rows", "panels"))
-GEMM = Kernel(
-    "gemm",
-    "gemm.hpp",
-    [
-        *sizes("m", "n", "k"),
-        read("a"),
-        size("lda"),
-        read("b"),
-        write("c"),
-        size("ldc"),
-        EPILOGUE,
-        size("rows_per_item"),
-        struct("blocking", BLOCKING, optional=True),
-    ],
-    "product with packed weights",
-    micros=(Micro("a", "b"),),
-)
-GEMM_BF16 = Kernel(
-    "gemm_bf16", "gemm.hpp", GEMM.parameters, "product in bf16 with packed weights", micros=(Micro("a", "bf16x2"),)
+GEMM, GEMM_BF16 = (
+    rows_kernel(name, "gemm.hpp", [read("a"), size("lda")], [read("b")], comment, tuned=True, micros=(Micro("a", b),))
+    for name, comment, b in (
+        ("gemm", "product with packed weights", "b"),
+        ("gemm_bf16", "product in bf16 with packed weights", "bf16x2"),
+    )
 )
 MATMUL = Kernel(
     "matmul",
@@ -166,7 +150,7 @@ def linear(
     def emit(target: View, epilogue: Epilogue) -> None:
         multiply(builder, left, weights, target, epilogue, precision)
 
-    (anchored if column else store_plainly)(node, builder, group, emit, extras)
+    anchored(node, builder, group, emit, extras, apart=not column)
 
 
 def multiply(
@@ -200,53 +184,8 @@ def _multiply_bytes(builder: Builder, left: View, weights: Constant, target: Vie
     k, n = weights.dims
     rows = product(left.dims[:-1])
     a = int8.quantized_rows(builder, left, rows, k, row_stride(left), weights)
-    given: dict[str, Argument] = {"a": a.values, "lda": as_size(k), "a_scales": a.scales, "a_zeros": a.zeros}
-    given |= int8.columns(builder, weights)
+    given = {**a.operands(k), **int8.columns(builder, weights)}
     rows_product(builder, int8.GEMM_INT8, rows, k, n, given, target, epilogue, precision=INT8)
-
-
-def rows_product(
-    builder: Builder,
-    kernel: Kernel,
-    rows: Size,
-    k: int,
-    n: int,
-    given: Mapping[str, Argument],
-    target: View,
-    epilogue: Epilogue,
-    *,
-    stored: str = "",
-    **about: Any,
-) -> None:
-    """target (rows, N) = epilogue(a (rows, K) @ b (K, N)) by any kernel over packed weights; `given` are its a and b, `stored`
-    says how b lies."""
-    builder.call(
-        kernel,
-        given,
-        m=rows,
-        n=n,
-        k=k,
-        c=target,
-        ldc=n,
-        epilogue=epilogue,
-        rows_per_item=product(target.dims[1:-1]),
-        comment=with_epilogue(f"({rows}, {k}) @ {stored}({k}, {n})", epilogue),
-        flops=rows * (2 * k * n),
-        **about,
-    )
-
-
-def blocking(tunable: Tunable | None) -> StructValue | None:
-    """The limits that the tuner found, where they differ from the kernel's own choice."""
-    return None if tunable is None or tunable.limits is None else blocking_of(tunable.limits)
-
-
-def blocking_of(limits: Candidate) -> StructValue:
-    return StructValue(BLOCKING, {"rows": limits.rows, "panels": limits.panels})
-
-
-def with_epilogue(text: str, epilogue: Epilogue) -> str:
-    return f"{text}; {epilogue.comment}" if epilogue.comment else text
 
 
 def pack_gemm(builder: Builder, weights: Constant) -> Buffer:
@@ -264,20 +203,6 @@ def pack_pairs(builder: Builder, weights: Constant) -> Buffer:
     isa = builder.target.isa
     packed = lambda: pack.pack_pairs(np.asarray(weights.read()), isa)  # noqa: E731
     return builder.packed(f"pairs({weights.key})", DataType.BFLOAT16, (k + k % 2) * isa.padded(n), packed)
-
-
-def even_rows(left: View, builder: Builder) -> View:
-    """Rows that one stride walks over, contiguous inside."""
-    if left.strides[-1] == 1 or left.dims[-1] == 1:
-        dims, strides = left.dims[:-1], left.strides[:-1]
-        if even(strides, dims):
-            step = next((s for s, d in zip(reversed(strides), reversed(dims)) if d != 1), left.dims[-1])
-            return left.with_(left.dims, [*strides[:-1], *([step] if strides else []), ONE])
-    return builder.dense(left)
-
-
-def row_stride(view: View) -> Size:
-    return view.strides[-2] if len(view.dims) > 1 else view.dims[-1]
 
 
 # --- both sides computed ---
@@ -312,10 +237,7 @@ def batched(node: Node, builder: Builder, group: Group, left: View, right: View,
 
     # Inside a loop an epilogue would see rows of its own batch only, so there the group runs as a map afterwards.
     squeezed = len(node.outputs[0].dims) != rank
-    if loops or squeezed:
-        store_plainly(node, builder, group, emit, extras)
-    else:
-        anchored(node, builder, group, emit, extras, outer=False)
+    anchored(node, builder, group, emit, extras, outer=False, apart=bool(loops) or squeezed)
 
 
 def _merge(dims: list[Size], steps: Sequence[list[Size]]) -> tuple[list[int], int | None]:

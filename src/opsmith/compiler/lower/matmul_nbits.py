@@ -18,30 +18,25 @@ from opsmith.analysis.registry import Node
 from opsmith.analysis.values import DataType
 from opsmith.compiler import pack
 from opsmith.compiler.geometry import InstructionSet
-from opsmith.compiler.kernel import EPILOGUE, Kernel, Micro, read, size, sizes, struct, write
+from opsmith.compiler.kernel import Kernel, Micro, read, size, sizes, write
 from opsmith.compiler.lower.builder import Builder
 from opsmith.compiler.lower.fuse import Extra, Group, anchored
-from opsmith.compiler.lower.matmul import BLOCKING, STORED_AS, blocking, even_rows, row_stride, rows_product
+from opsmith.compiler.lower.matmul import STORED_AS
+from opsmith.compiler.lower.products import blocking, even_rows, row_stride, rows_kernel, rows_product
 from opsmith.compiler.lower.registry import anchors
 from opsmith.compiler.precision import FP32, INT8, Precision
 from opsmith.compiler.program import Argument, Buffer, Enumerator, Epilogue, Tunable, View
 from opsmith.sizes import Size, SizeLike, as_size, product
 
-GEMM_QUANTIZED = Kernel(
+_SHAPE = ("m", "n", "k", "block")
+GEMM_QUANTIZED = rows_kernel(
     "gemm_quantized",
     "quant.hpp",
-    [
-        *sizes("m", "n", "k", "block"),
-        read("a"),
-        size("lda"),
-        read("b"),
-        write("c"),
-        size("ldc"),
-        EPILOGUE,
-        size("rows_per_item"),
-        struct("blocking", BLOCKING, optional=True),
-    ],
+    [read("a"), size("lda")],
+    [read("b")],
     "product with weights of few bits",
+    shape=_SHAPE,
+    tuned=True,
     micros=(Micro("a", "float"),),
 )
 QUANTIZE_BLOCKS = Kernel(
@@ -57,21 +52,17 @@ QUANTIZE_BLOCKS = Kernel(
     ],
     "rows become bytes in blocks",
 )
-GEMM_BLOCKS = Kernel(
+GEMM_BLOCKS = rows_kernel(
     "gemm_blocks",
     "gemm_blocks.hpp",
     [
-        *sizes("m", "n", "k", "block"),
         read("a", dtype=DataType.INT8),
         read("a_units", dtype=DataType.FLOAT),
         read("a_sums", dtype=DataType.FLOAT),
-        read("b", dtype=DataType.UINT8),
-        write("c"),
-        size("ldc"),
-        EPILOGUE,
-        size("rows_per_item"),
     ],
+    [read("b", dtype=DataType.UINT8)],
     "product of bytes with weights in blocks",
+    shape=_SHAPE,
 )
 
 # Notes of a call whose rows are rounded.

@@ -21,7 +21,7 @@ from opsmith.compiler.lower import window
 from opsmith.compiler.lower.builder import Builder
 from opsmith.compiler.lower.convolution import CONV_SHAPE, Convolution, as_image, channels_last
 from opsmith.compiler.lower.fuse import Group, anchored, lower_rest
-from opsmith.compiler.lower.matmul import even_rows, row_stride, rows_product, with_epilogue
+from opsmith.compiler.lower.products import even_rows, row_stride, rows_kernel, rows_product, with_epilogue
 from opsmith.compiler.lower.registry import anchors, lowers
 from opsmith.compiler.program import (
     Argument,
@@ -51,20 +51,11 @@ DYNAMIC_QUANTIZE = Kernel(
 
 ROW_ZEROS = Struct("RowZeros", "gemm_bytes.hpp", ("at", "step"), template="at")
 _COLUMNS = [read("b", dtype=DataType.INT8), read("b_sums", dtype=DataType.INT32), read("b_zeros", dtype=DataType.INT32)]
-GEMM_BYTES = Kernel(
+GEMM_BYTES = rows_kernel(
     "gemm_bytes",
     "gemm_bytes.hpp",
-    [
-        *sizes("m", "n", "k"),
-        read("a"),
-        size("lda"),
-        struct("a_zero", ROW_ZEROS),
-        *_COLUMNS,
-        write("c"),
-        size("ldc"),
-        EPILOGUE,
-        size("rows_per_item"),
-    ],
+    [read("a"), size("lda"), struct("a_zero", ROW_ZEROS)],
+    _COLUMNS,
     "product of bytes with packed weights",
 )
 MATMUL_BYTES = Kernel(
