@@ -8,7 +8,6 @@ import re
 
 from opsmith.errors import OpsmithError
 
-HERE = "here"
 NAMES = ("linux", "windows", "macos")
 
 
