@@ -75,7 +75,7 @@ class _Writer:
     def __init__(self, kinds: dict[str, int]) -> None:
         self.kinds = kinds
         self.nodes: list[onnx.NodeProto] = []
-        self._wide: dict[str, str] = {}  # a value -> its name in double
+        self._wide: dict[str, str] = {}  # value -> its name in double
         self._owed: set[str] = set()  # values that were computed in double, and not asked for in single yet
 
     def widen(self, node: onnx.NodeProto, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -152,8 +152,8 @@ def _has_kernel(op: str, since: int, variables: frozenset[str]) -> bool:
 @functools.cache
 def _kernels() -> dict[str, list[Any]]:
     """ONNX Runtime's kernels of ONNX's own operators, by their names."""
-    found: dict[str, list[Any]] = {}
+    kernels: dict[str, list[Any]] = {}
     for kernel in native.get_all_opkernel_def():
         if kernel.domain in ("", "ai.onnx") and kernel.provider == "CPUExecutionProvider":
-            found.setdefault(kernel.op_name, []).append(kernel)
-    return found
+            kernels.setdefault(kernel.op_name, []).append(kernel)
+    return kernels

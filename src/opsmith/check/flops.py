@@ -138,7 +138,7 @@ def _inline(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[int]]:
 
 
 def _within(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of its branches or its loop's body, and of theirs."""
+    """The nodes in a node's branches or loop body, and in theirs."""
     for graph in (g for attribute in node.attribute for g in (attribute.g, *attribute.graphs)):
         for inner in graph.node:
             yield inner
@@ -201,7 +201,7 @@ def _inferred(proto: onnx.ModelProto, wanted: Sequence[generate.Input], dims: Ma
 
 
 def _bits(kind: int) -> int:
-    """Of one element; a string's are not counted."""
+    """The bits of one element; those of a string are not counted."""
     return ir.DataType(kind).bitwidth if kind != onnx.TensorProto.STRING else 0
 
 

@@ -35,7 +35,7 @@ def largest_value(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> int:
             proto.graph.input.append(onnx.helper.make_tensor_value_info(name, int(tensor.dtype), dims))
     try:
         inferred = bounds.infer_shapes(proto)
-    except Exception:  # stale or wrong shapes: whoever runs the model will see
+    except Exception:  # stale or wrong shapes: running the model will tell
         return 0
     largest = 0
     for info in (*inferred.graph.value_info, *inferred.graph.output):

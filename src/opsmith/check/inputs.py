@@ -5,7 +5,7 @@
     past_key float [batch, 12, past, 64]   one token after a past, no past, some past
 
 Dims that share a symbol get the same value in every input; a dim written as a sum or product of other symbols
-follows from them. Which sizes are usual says kinds.py, which values values.py.
+follows from them. kinds.py says which sizes are usual, values.py which values.
 """
 
 from __future__ import annotations
@@ -156,14 +156,14 @@ def usual_sizes(inputs: Sequence[Input]) -> dict[str, Usual]:
     """free symbol -> its usual sizes, in order of appearance."""
     texts = [(dim, spec, axis) for spec in inputs for axis, dim in enumerate(spec.dims) if isinstance(dim, str)]
     standalone = {dim for dim, _, _ in texts if (size := dim_names.parse(dim)) is None or size.name == dim}
-    found: dict[str, Usual] = {}
+    usual_of: dict[str, Usual] = {}
     for dim, spec, axis in texts:
         size = _expression(dim, standalone)
         for symbol in [dim] if size is None else sorted(sizes.names(size)):
             usual = (spec.usual[axis] if size is None else None) or kinds.by_name(symbol)
-            if symbol not in found or (size is None and _weight(usual) > _weight(found[symbol])):
-                found[symbol] = usual
-    return found
+            if symbol not in usual_of or (size is None and _weight(usual) > _weight(usual_of[symbol])):
+                usual_of[symbol] = usual
+    return usual_of
 
 
 def _weight(usual: Usual) -> int:

@@ -58,7 +58,7 @@ class Facts:
     image_unit: int  # sides are multiples of it, at least in what the model is used with
 
     def halved(self) -> Facts:
-        """The same with a picture of half the side, one unit at least."""
+        """The same facts with a picture of half the side, one unit at least."""
         side = max(1, self.image_side // 2 // self.image_unit) * self.image_unit
         return dataclasses.replace(self, image_side=side)
 
@@ -255,11 +255,11 @@ _SAME_SHAPE = {"Identity", "Dropout", "DynamicQuantizeLinear"} | {
 
 def forced_sizes(value: ir.Value) -> dict[int, int]:
     """axis -> size, where a weight that the input meets on its way has room for that one only."""
-    found: dict[int, int] = {}
+    forced: dict[int, int] = {}
     if value.shape is not None:
         for axis, size in _forced(value, list(range(len(value.shape)))):
-            found.setdefault(axis, size)
-    return found
+            forced.setdefault(axis, size)
+    return forced
 
 
 def _forced(value: ir.Value, axes: list[int | None]) -> Iterator[tuple[int, int]]:

@@ -47,9 +47,11 @@ def match(
             given = values_a.get(name)
             if not isinstance(given, np.ndarray) or given.size < 2:
                 continue
-            found = [n for n in alike[_kind(given)] if _near(given, values_b[n]) and same(name, given, values_b[n])]
-            if found:
-                equals[name] = sorted(found, key=lambda n: makers[n] != node.op_type)
+            same_numbers = [
+                n for n in alike[_kind(given)] if _near(given, values_b[n]) and same(name, given, values_b[n])
+            ]
+            if same_numbers:
+                equals[name] = sorted(same_numbers, key=lambda n: makers[n] != node.op_type)
     inputs = {v.name or "" for v in (*a.graph.inputs, *b.graph.inputs)}
     return Match(equals, _parting(a, b, {**{n: [n] for n in inputs}, **equals}, values_a, values_b))
 

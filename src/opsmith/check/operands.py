@@ -89,8 +89,8 @@ def rule(ops: str, *positions: int) -> Callable[[Rule], Rule]:
 
 
 def guess(use: Use) -> Guess:
-    found = _RULES.get((use.node.op_type, use.position))
-    return None if found is None else found(use)
+    guesser = _RULES.get((use.node.op_type, use.position))
+    return None if guesser is None else guesser(use)
 
 
 def _stored(value: ir.Value | None) -> ir.Value | None:
@@ -209,8 +209,8 @@ def _boxes(use: Use) -> Guess:
         return None
     far = np.array([data[-1], data[-2]]) / float(use.node.attributes.get_float("spatial_scale", 1.0) or 1.0)
     corner = use.rng.uniform(0, 0.4, (boxes[0], 2)) * far
-    found = np.concatenate([corner, corner + use.rng.uniform(0.3, 0.5, (boxes[0], 2)) * far], 1)
-    return np.concatenate([np.zeros((boxes[0], 1)), np.floor(found)], 1) if boxes[1] == 5 else found
+    boxed = np.concatenate([corner, corner + use.rng.uniform(0.3, 0.5, (boxes[0], 2)) * far], 1)
+    return np.concatenate([np.zeros((boxes[0], 1)), np.floor(boxed)], 1) if boxes[1] == 5 else boxed
 
 
 # --- sizes, and which axes --------------------------------------------------------------------------------

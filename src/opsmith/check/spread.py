@@ -349,7 +349,7 @@ def statistics(reference: Array, other: Array) -> dict[str, float] | None:
                 others = tuple(i for i in range(part.ndim) if i != axis - len(index))
                 totals[axis][at] += part.sum(others)
     count = reference.size
-    found = {
+    figures = {
         "largest": largest,
         "mean square": math.sqrt(squares[0].sum() / count) if shape else largest,
         "offset": abs(float(sums[0].sum())) / count if shape else largest,
@@ -357,9 +357,9 @@ def statistics(reference: Array, other: Array) -> dict[str, float] | None:
     }
     for axis, length in enumerate(shape):
         if length > 1 and len(shape) > 1:
-            found[f"mean square on axis {axis}"] = math.sqrt(float(squares[axis].max()) * length / count)
-            found[f"offset on axis {axis}"] = float(np.abs(sums[axis]).max()) * length / count
-    return found
+            figures[f"mean square on axis {axis}"] = math.sqrt(float(squares[axis].max()) * length / count)
+            figures[f"offset on axis {axis}"] = float(np.abs(sums[axis]).max()) * length / count
+    return figures
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -128,9 +128,9 @@ def _max_error(precision: str, given: float | None) -> float | None:
 
 
 def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> Iterator[Attempt]:
-    """Cut, build, verify, measure; again without the nodes that were wrong or slow, as long as that promises something.
+    """Cut, build, verify, measure; then again without the nodes that were wrong or slow, as long as another cut is likely to pay.
 
-    Only attempts that verified come out.
+    Only attempts that verified are yielded.
     """
     handed_back: HandedBack = {}
     remarks: list[str] = []
@@ -198,7 +198,7 @@ def measure(attempt: Attempt, judge: keep.Judge, clock: Clock, profile: bool) ->
 
 
 def worth_handing_back(losers: list[GroupDifference], judge: keep.Judge, handed_back: HandedBack) -> HandedBack:
-    """The nodes that lost and are not handed back yet; none where a cut without them promises nothing."""
+    """The nodes that lost and are not handed back yet; none if a cut without them is unlikely to be faster."""
     slow = {name: keep.why(group) for group in losers for name in group.nodes if name not in handed_back}
     return slow if slow and judge.promises(losers) else {}
 

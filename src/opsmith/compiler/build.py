@@ -127,9 +127,9 @@ def find_compiler(wanted: str | None = None, system: System | None = None) -> Co
         return _cross_compiler(wanted, system)
     wanted = settings.get(compiler=wanted).compiler
     for name in [wanted] if wanted else ["g++", "clang++", "zig"]:
-        found = _compiler(name)
-        if found is not None:
-            return found
+        compiler = _compiler(name)
+        if compiler is not None:
+            return compiler
     if wanted:
         raise OpsmithError(
             f"the C++ compiler {wanted!r} was not found", "name another, or none to take the first one found"
@@ -144,8 +144,8 @@ def _cross_compiler(wanted: str | None, system: System) -> Compiler:
     for name in [wanted] if wanted else [*names, "zig"]:
         if name not in (gnu, "zig"):
             raise OpsmithError(f"{name} is not used to build for {system}", "leave out --compiler, or name zig")
-        if (found := _compiler(name)) is not None:
-            return dataclasses.replace(found, system=system)
+        if (compiler := _compiler(name)) is not None:
+            return dataclasses.replace(compiler, system=system)
     raise OpsmithError(f"there is no compiler here that builds for {system}", 'pip install ".[toolchain]" brings zig')
 
 
@@ -191,7 +191,7 @@ def _header(path: Path) -> str:
 
 @functools.cache
 def headers_digest() -> str:
-    """Of all kernel headers."""
+    """A hash of all kernel headers."""
     digest = hashlib.sha256()
     for header in sorted(KERNELS.glob("*.hpp")):
         digest.update(header.name.encode() + header.read_bytes())
@@ -262,7 +262,7 @@ PARSED_KEPT = 4  # of 55 MB each
 
 def _parsed_headers(compiler: Compiler, flags: Sequence[str], files: int) -> list[str]:
     """Flags with which a file begins with all kernel headers, parsed once for all files with the same FLAGS (g++'s precompiled
-    header, in the cache). What the compiler cannot use it parses as text: slower, never different."""
+    header, in the cache). What the compiler cannot use, it parses as text: slower, never different."""
     if compiler.name != "g++":
         return []
     cache = settings.cache_folder("objects")
@@ -282,7 +282,7 @@ def _parsed_headers(compiler: Compiler, flags: Sequence[str], files: int) -> lis
         for old in sorted(cache.glob("*.hpp.gch"), key=lambda p: p.stat().st_mtime)[:-PARSED_KEPT]:
             old.unlink(missing_ok=True)
     else:
-        os.utime(parsed)  # the one that was not used for longest goes first
+        os.utime(parsed)  # the least recently used goes first
     return ["-include", str(header)]
 
 
@@ -327,7 +327,7 @@ def _compile(compiler: Compiler, source: Path, target: Path, flags: Sequence[str
 def _compile_with(
     parsed: concurrent.futures.Future[list[str]], compiler: Compiler, source: Path, target: Path, flags: Sequence[str]
 ) -> None:
-    """Begin with the PARSED headers if they are there by now. The object is the same, byte for byte."""
+    """Compile a file, starting from the PARSED headers if they are there by now. The object is the same, byte for byte."""
     _compile(compiler, source, target, [*flags, *(parsed.result() if parsed.done() else ())])
 
 

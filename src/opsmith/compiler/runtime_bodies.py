@@ -298,7 +298,7 @@ def multi_head_attention(node: ir.Node, inputs: Inputs, opset: int) -> str | Non
 
 
 def _head_sizes(q: Abstract, k: Abstract, v: Abstract, heads: int) -> tuple[int, int] | None:
-    """Of a head of q and k, and of one of v; None where they do not fit, or only a run tells."""
+    """The size of a head of q and k, and of one of v; None where they do not fit, or only a run tells."""
     if q.rank != 3 or k.rank != v.rank or k.rank not in (3, 4):
         return None
     width, value_width = q.dims[2].value, v.dims[2].value if k.rank == 3 else v.dims[3].value
@@ -453,7 +453,7 @@ def _grouped_sizes(node: ir.Node, inputs: Inputs) -> tuple[int, int, int] | None
 
 
 def _grouped_lengths() -> list[str]:
-    """Of each text, (B,1): the keys that it has, `ends`, and those of them that were there before, `kept`."""
+    """For each text, (B,1): how many keys it has, `ends`, and how many of them were there before, `kept`."""
     return [
         *_sizes("fresh", "q", 2),
         "whole = Reshape (total, one)",
@@ -472,7 +472,7 @@ def _grouped_lengths() -> list[str]:
 
 
 def _grouped_positions(told: bool) -> list[str]:
-    """(B,S); of those that are given, ONNX Runtime takes in the first call where they begin."""
+    """(B,S). In the first call ONNX Runtime takes only where the given ones begin."""
     if not told:
         return ["positions = Identity (places)"]
     return [
@@ -615,7 +615,7 @@ def rotary_embedding(node: ir.Node, inputs: Inputs, opset: int) -> str | None:
 
 
 def _rows_of_tables(each: bool) -> list[str]:
-    """Those at the positions of each token, or at the first one and behind it."""
+    """The rows of the tables at the position of each token, or from the first position on."""
     if each:
         lines = ["cos_rows = Gather (cos, positions)", "sin_rows = Gather (sin, positions)"]  # (B,S,H/2)
         return [*lines, "c = Unsqueeze (cos_rows, one)", "s = Unsqueeze (sin_rows, one)"]  # (B,1,S,H/2)
@@ -624,7 +624,7 @@ def _rows_of_tables(each: bool) -> list[str]:
 
 
 def _rotary_size(node: ir.Node, last: int, half: int, rank: int) -> int | None:
-    """Of a head of which 2 * HALF elements are turned; None where that does not fit."""
+    """The size of a head, of which 2 * HALF elements are turned; None where that does not fit."""
     heads, turned = _whole(node, "num_heads"), _whole(node, "rotary_embedding_dim") or 2 * half
     size = last if rank == 4 else last // heads if heads else turned
     return None if turned != 2 * half or turned > size or last % size else size

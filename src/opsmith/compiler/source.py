@@ -137,8 +137,8 @@ def _analyse_body(node: ir.Node, body: ir.Graph, opset: int, outer: Facts, prefi
         analysis = analyse_for_compiling(body, opset, outer, prefix)
         wrong = []
         for start, value, end in carried:
-            found = (outer.get(start) if start is not None else None, analysis.facts.get(end))
-            if value.shape is not None and any(f is not None and f.rank != len(value.shape) for f in found):
+            ends = (outer.get(start) if start is not None else None, analysis.facts.get(end))
+            if value.shape is not None and any(f is not None and f.rank != len(value.shape) for f in ends):
                 wrong.append(value)
         if not wrong:
             return analysis

@@ -50,11 +50,11 @@ class _Scan:
     count: int  # of steps
 
     def slices(self, writer: _Writer, step: int) -> list[ir.Value]:
-        found = []
+        slices = []
         for value, axis, back in self.scanned:
             at = writer.constant(ir.tensor(np.array(self.count - 1 - step if back else step)))
-            found.append(writer.node("Gather", [value, at], [ir.AttrInt64("axis", axis)]))
-        return found
+            slices.append(writer.node("Gather", [value, at], [ir.AttrInt64("axis", axis)]))
+        return slices
 
 
 def _read(node: ir.Node, facts: Mapping[ir.Value, Abstract]) -> _Scan | None:
@@ -79,8 +79,8 @@ def _read(node: ir.Node, facts: Mapping[ir.Value, Abstract]) -> _Scan | None:
 
 
 def _ints(node: ir.Node, name: str, count: int) -> list[int]:
-    found = node.attributes.get(name)
-    return [0] * count if found is None else [int(v) for v in found.as_ints()]
+    attribute = node.attributes.get(name)
+    return [0] * count if attribute is None else [int(v) for v in attribute.as_ints()]
 
 
 class _Writer:

@@ -143,7 +143,7 @@ class Builder:
         return self._copies[key]
 
     def copy_into(self, source: View, target: View, order: Sequence[int] | None = None) -> None:
-        """`order`: of the axes in memory, where the target is a part of something and cannot tell."""
+        """Copy and convert. `order` is that of the axes in memory, where the target is a part of something and cannot tell."""
         same = source.dtype == target.dtype
         self.call(
             COPY,

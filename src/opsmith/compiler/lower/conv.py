@@ -130,7 +130,7 @@ def convolve(
     order: Sequence[int],
     outer: bool = True,
 ) -> None:
-    """OUTER: the kernel's images are the items of the batch."""
+    """Call the kernel that suits the convolution. OUTER: the kernel's images are the items of the batch."""
     algorithm = _algorithm(node, builder, conv)
     if algorithm in ROWS_OF_PIXELS and conv.weights.dims[0] == 1:
         order = range(len(order))
@@ -201,7 +201,7 @@ CONV_INT8 = Kernel(
 
 
 def _convolve_bytes(node: Node, builder: Builder, group: Group, conv: Convolution) -> None:
-    """In int8: pixels with a scale each where every one is multiplied alone (1x1), else an image with one scale. Neither is rotated:
+    """Call it in int8: pixels with a scale each where every one is multiplied alone (1x1), else an image with one scale. Neither is rotated:
     over a trained diffusion UNet that made the error a quarter larger, over a detector a quarter smaller."""
     conv = replace(conv, x=channels_last(conv.x, builder))
     (n, c, *image), (o, _, *taps) = conv.x.dims, conv.weights.dims

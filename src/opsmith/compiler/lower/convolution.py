@@ -106,7 +106,7 @@ class Convolution:
     upsample: int = 1
 
     def fields(self) -> dict[str, Size]:
-        """Of ConvShape."""
+        """The fields of ConvShape."""
         n, c, *_, h, w = self.x.dims
         o, _, *_, kh, kw = self.weights.dims
         view = self.window
@@ -116,7 +116,7 @@ class Convolution:
         return dict(zip(CONV_SHAPE.fields, [*sizes, as_size(o), as_size(self.upsample)]))
 
     def deep_fields(self) -> dict[str, Size]:
-        """Those of a third spatial dim."""
+        """The fields of a third spatial dim."""
         if len(self.x.dims) < 5:
             return {}
         view = self.window

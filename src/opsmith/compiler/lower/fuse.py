@@ -178,10 +178,10 @@ def express(group: Group, facts: Mapping[ir.Value, Abstract]) -> Expressions:
 def _scales(group: Group) -> set[ir.Value]:
     """Scales and zero points, which differ from layer to layer: as arguments they leave the layers one kernel."""
     quantizers = (n.ir for n in group.nodes if n.op in ("QuantizeLinear", "DequantizeLinear"))
-    found = {v for n in quantizers for v in n.inputs[1:] if v is not None}
+    scales = {v for n in quantizers for v in n.inputs[1:] if v is not None}
     if is_integer(group.anchor) or (group.anchor is None and all(d == 1 for d in group.root.outputs[0].dims)):
-        found |= {v for n in group.nodes if n.op == "Mul" for v in operands(n.ir)}
-    return found
+        scales |= {v for n in group.nodes if n.op == "Mul" for v in operands(n.ir)}
+    return scales
 
 
 def is_integer(anchor: Node | None) -> bool:

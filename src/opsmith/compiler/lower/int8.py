@@ -72,7 +72,7 @@ class Bytes:
     zeros: View
 
     def operands(self, row: int) -> dict[str, Argument]:
-        """As the rows of GEMM_INT8, each so many bytes from the last."""
+        """The arguments of GEMM_INT8 for these rows, ROW bytes apart."""
         return {"a": self.values, "lda": as_size(row), "a_scales": self.scales, "a_zeros": self.zeros}
 
 

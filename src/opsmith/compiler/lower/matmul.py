@@ -180,7 +180,7 @@ def multiply(
 
 
 def _multiply_bytes(builder: Builder, left: View, weights: Constant, target: View, epilogue: Epilogue) -> None:
-    """The same in int8."""
+    """`multiply` in int8."""
     k, n = weights.dims
     rows = product(left.dims[:-1])
     a = int8.quantized_rows(builder, left, rows, k, row_stride(left), weights)

@@ -115,7 +115,7 @@ class _Blocks(NamedTuple):
         return _Blocks(str(weight.name), k, n, bits, block, node.input(2).dtype, zeros, zero_bytes)
 
     def in_bytes(self, node: Node) -> _Blocks:
-        """Its scales in halves, where that loses nothing."""
+        """The same weight with its scales in halves, where that loses nothing."""
         zeros = node.array(3, "the zero points") if node.has(3) else None
         if self.scale_type != DataType.FLOAT or not pack.halves_hold(node.array(2, "the scales"), zeros):
             return self
@@ -130,7 +130,7 @@ class _Blocks(NamedTuple):
         key: str,
         layout: Callable[[pack.BlockQuantized, InstructionSet], pack.Array],
     ) -> Buffer:
-        """It as LAYOUT orders it."""
+        """The weight as LAYOUT orders it."""
         isa = builder.target.isa
         columns, blocks = isa.padded(self.n), -(-self.k // self.block)
         space = blocks * columns * (int(self.scale_type.itemsize) + self.zero_bytes + self.block * self.bits // 8)

@@ -59,8 +59,8 @@ def settle_winograd(
 
 
 def _outermost(products: Iterable[ir.Node]) -> frozenset[ir.Node]:
-    """The first and the last products of the model: those that read what no product computed, or whose results none reads. What they
-    lose, everything behind them or nothing makes up for."""
+    """The first and the last products of the model: those that read what no product computed, or whose results none reads. What the
+    first ones lose spreads to all that follows, and nothing follows the last ones that could even it out."""
     graph = next((n.graph for n in products), None)
     made: set[ir.Value] = set()  # by a product, directly or not
     first: set[ir.Node] = set()
@@ -119,16 +119,16 @@ def _read_as(
     """The types in which it is multiplied; None stands for any other use."""
     if value in outputs or not value.uses():
         return {None}
-    found: set[DataType | None] = set()
+    types: set[DataType | None] = set()
     for node, index in value.uses():
         if node.op_type in (VIEWS | _PARTS) and index == 0:
             for out in node.outputs:
-                found |= _read_as(out, precisions, outputs)
+                types |= _read_as(out, precisions, outputs)
         elif node in precisions and index in _multiplied(node):
-            found.add(precisions[node].stored)
+            types.add(precisions[node].stored)
         else:
-            found.add(None)
-    return found
+            types.add(None)
+    return types
 
 
 def _multiplied(node: ir.Node) -> tuple[int, ...]:

@@ -85,7 +85,7 @@ def _optional(node: Node, builder: Builder, index: int) -> View | None:
 
 @lowers("QuantizeLinear", "DequantizeLinear")
 def _linear(node: Node, builder: Builder) -> None:
-    """With scales per channel or block, or of half precision; others are elementwise."""
+    """Those with scales per channel or block, or of half precision; the others are elementwise."""
     x, scales = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
     zeros = _optional(node, builder, 2)
     builder.call(
@@ -275,7 +275,7 @@ def _conv_columns(builder: Builder, conv: Convolution, zero: Constant | None) ->
 
 
 def _depthwise_weights(builder: Builder, conv: Convolution, zero: Constant | None) -> dict[str, Argument]:
-    """Less their zero points, in 16 bits."""
+    """The weights less their zero points, in 16 bits."""
     weights = conv.weights
 
     def packed() -> Array:
@@ -287,7 +287,7 @@ def _depthwise_weights(builder: Builder, conv: Convolution, zero: Constant | Non
 
 
 def _conv_plain(node: Node, builder: Builder, slide: Window, groups: int) -> None:
-    """Computed weights, more spatial dims, or padding that depends on sizes."""
+    """For computed weights, more spatial dims, or padding that depends on sizes."""
     x, w = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
     x_zero, w_zero = _optional(node, builder, 2), _optional(node, builder, 3)
     window.conv(builder, slide, groups, x, w, None, builder.result(node.ir.outputs[0]), x_zero, w_zero)

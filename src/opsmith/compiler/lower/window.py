@@ -85,7 +85,7 @@ def conv(
     x_zero: View | None = None,
     w_zero: View | None = None,
 ) -> None:
-    """Also of integers with zero points: one of x, one or one per output of w."""
+    """A convolution, also of integers with zero points: one of x; one of w, or one per output."""
     builder.call(
         CONV_PLAIN,
         window=window_value(window, x.dims[0], x.dims[1]),
@@ -132,7 +132,7 @@ def _col2im(node: Node, builder: Builder) -> None:
 
 @lowers("LRN")
 def _lrn(node: Node, builder: Builder) -> None:
-    """A window over channels."""
+    """Sums over a window of channels."""
     x = builder.rows(node.ir.inputs[0])
     numbers = {a: float(node.attribute(a, d)) for a, d in (("alpha", 0.0001), ("beta", 0.75), ("bias", 1.0))}
     builder.call(
