@@ -308,7 +308,7 @@ def _cases(
     provider: Path | None = None,
 ) -> list[_Compared]:
     """B against the answers of A, whose OUTPUTS have these names, and against stored outputs."""
-    compared: list[_Compared] = []
+    found: list[_Compared] = []
     with progress.task("verify: variant", len(answers)) as step:
         running = session.load(path, threads=threads, provider=provider, lean=True)
         order = [o.name for o in running.get_outputs()]
@@ -318,7 +318,7 @@ def _cases(
             try:
                 actual = dict(zip(order, session.run(running, feed.inputs)))
             except OpsmithError as error:
-                compared.append(
+                found.append(
                     _Compared(
                         Case(feed.name, feed.dims, problem=f"does not run: {_reason(error)}", inputs=feed.inputs),
                         answer,
@@ -327,12 +327,12 @@ def _cases(
                 continue
             case = _case(feed, feed.name, dict(zip(outputs, answer.outputs)), actual, tolerance)
             held = None if case.ok else keep_all(kept, len(answers) + index, actual)
-            compared.append(_Compared(case, answer, held))
+            found.append(_Compared(case, answer, held))
             if feed.stored is not None and feed.stored.outputs:
                 against = _case(feed, f"{feed.name}{STORED}", feed.stored.outputs, actual, tolerance)
                 again = None if against.ok else held or keep_all(kept, len(answers) + index, actual)
-                compared.append(_Compared(against, answer, again))
-    return compared
+                found.append(_Compared(against, answer, again))
+    return found
 
 
 def _without_drawn(
@@ -435,10 +435,10 @@ def _own_spread(
         feeds = [(a.feed.inputs, a.feed.usual) for a in answers]
         for index, values in spread.answers(path, feeds, steps, threads, ulp):
             answer = answers[index]
-            differences = _statistics(answer, outputs, values)
+            found = _statistics(answer, outputs, values)
             del values  # the memory of their session goes with them, before the next session runs
             for key in [id(answer)] if answer.feed.degenerate else [id(answer), None]:
-                for name, sizes in differences.items():
+                for name, sizes in found.items():
                     _widen(own.setdefault(key, {}).setdefault(name, {}), sizes)
     return own
 
@@ -493,8 +493,8 @@ def _stored_cases(a: store.ModelLike, b: store.ModelLike | None) -> list[store.T
         path = store.find_model(model)
         opened = store.open_model(path).graph
         names = [value.name or "" for value in opened.inputs], [value.name or "" for value in opened.outputs]
-        if cases := store.read_test_data(path, names):
-            return cases
+        if found := store.read_test_data(path, names):
+            return found
     return []
 
 
