@@ -101,7 +101,7 @@ def _usual_side(model: ir.Model) -> int:
 
 
 def _stride(model: ir.Model) -> int:
-    """By how much the picture shrinks at most on its way through the graph, up to 64."""
+    """The most that the picture shrinks on its way through the graph, up to 64 times."""
     shrunk: dict[ir.Value, float] = collections.defaultdict(lambda: 1.0)
     most = 1.0
     for node in model.graph:

@@ -105,7 +105,7 @@ def _kind(value: Any) -> tuple[Any, ...]:
 
 
 def _near(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> bool:
-    """Not obviously different: what is compared with everything of its shape must be cheap to tell apart."""
+    """Whether two arrays may be equal, by a few of their elements: a value is compared with every other of its shape."""
     if x.dtype.kind != "f":
         return True
     step = max(1, x.size // SAMPLED)

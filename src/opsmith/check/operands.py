@@ -36,7 +36,7 @@ class Bounds:
         return Bounds(low, max(low, high), self.whole or other.whole)
 
     def narrow(self) -> Bounds:
-        """The two smallest whole numbers of it."""
+        """Bounds of only the two smallest whole numbers within these."""
         return dataclasses.replace(self, high=min(self.high, self.low + 1))
 
 
@@ -189,7 +189,7 @@ def _labels(use: Use) -> Guess:
 
 @rule("Equal", 0, 1)
 def _compared(use: Use) -> Guess:
-    """What is compared with a constant should now and then equal it."""
+    """Values that now and then equal the constant that they are compared with."""
     other = use.constant(1 - use.position)
     if other is None or not other.size or other.dtype.kind not in "iu" or not use.integer:
         return None
@@ -526,7 +526,7 @@ def _suppression(use: Use) -> Guess:
 
 @rule("Dropout", 1, 2)
 def _dropout(use: Use) -> Guess:
-    """Not in training: its result would be another one in every run."""
+    """Not in training: the result would change from run to run."""
     return Bounds(0.1, 0.5) if use.position == 1 else np.zeros(use.count, bool)
 
 

@@ -28,7 +28,7 @@ from opsmith import store
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A node by what matters here. `name` is made up where the file has none."""
+    """What is looked at of a node. `name` is made up where the file has none."""
 
     name: str
     op: str

@@ -207,7 +207,7 @@ def _length(name: str, dtype: ir.DataType, shape: tuple[int, ...], about: _About
 
 
 def _of_picture(name: str, dtype: ir.DataType, shape: tuple[int, ...], about: _About, rng: np.random.Generator) -> Any:
-    """Height and width of the picture beside it."""
+    """Height and width of the picture among the inputs."""
     pictures = [s for s in about.shapes.values() if len(s) == 4]
     return np.array(pictures[0][2:]) if pictures and shape[-1:] == (2,) else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
@@ -124,6 +124,14 @@ class Builder:
     def rows(self, value: ir.Value | None) -> View:
         """The value in row-major order without gaps; copied if it does not lie so already."""
         return self.dense(self.tensor(value))
+
+    def inputs(self, node: Node, *indices: int) -> Iterator[View]:
+        """Inputs of a node in row-major order."""
+        return (self.rows(node.ir.inputs[i]) for i in indices)
+
+    def optional(self, node: Node, index: int) -> View | None:
+        """An input in row-major order; None where the node leaves it out."""
+        return self.rows(node.ir.inputs[index]) if node.has(index) else None
 
     def dense(self, view: View, order: Sequence[int] | None = None) -> View:
         """The same value, dense with its axes in `order` (row-major by default)."""

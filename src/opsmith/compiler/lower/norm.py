@@ -57,7 +57,7 @@ def _layer_norm(node: Node, builder: Builder, group: Group) -> None:
     rows = product(x.dims[:-1])
     scales: dict[str, Argument] = {"scale": builder.rows(node.ir.inputs[1])}
     if not rms:
-        scales["bias"] = builder.rows(node.ir.inputs[2]) if node.has(2) else None
+        scales["bias"] = builder.optional(node, 2)
 
     def emit(target: View, epilogue: Epilogue) -> None:
         builder.call(

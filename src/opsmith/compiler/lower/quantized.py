@@ -79,15 +79,11 @@ MATMUL_BYTES = Kernel(
 )
 
 
-def _optional(node: Node, builder: Builder, index: int) -> View | None:
-    return builder.rows(node.ir.inputs[index]) if node.has(index) else None
-
-
 @lowers("QuantizeLinear", "DequantizeLinear")
 def _linear(node: Node, builder: Builder) -> None:
     """Those with scales per channel or block, or of half precision; the others are elementwise."""
-    x, scales = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
-    zeros = _optional(node, builder, 2)
+    x, scales = builder.inputs(node, 0, 1)
+    zeros = builder.optional(node, 2)
     builder.call(
         QUANTIZE if node.op == "QuantizeLinear" else DEQUANTIZE,
         layout=StructValue(SCALE_LAYOUT, scale_layout(node)),
@@ -142,7 +138,7 @@ def _matmul_integer(node: Node, builder: Builder, group: Group) -> None:
             b_batch=b_batch,
             b_row=n,
             b_col=1,
-            b_zero=_optional(node, builder, 3),
+            b_zero=builder.optional(node, 3),
             b_step=zero_step(node, 3, n),
             c=target,
             epilogue=epilogue,
@@ -154,7 +150,7 @@ def _matmul_integer(node: Node, builder: Builder, group: Group) -> None:
 
 
 def _row_zeros(node: Node, builder: Builder, step: Argument) -> StructValue:
-    return StructValue(ROW_ZEROS, {"at": _optional(node, builder, 2), "step": step}, node.input(0).dtype)
+    return StructValue(ROW_ZEROS, {"at": builder.optional(node, 2), "step": step}, node.input(0).dtype)
 
 
 def _linear_product(node: Node, builder: Builder, group: Group, weights: Constant, a_zero: StructValue) -> None:
@@ -241,7 +237,7 @@ def _conv_integer(node: Node, builder: Builder, group: Group) -> None:
     view = ImageWindow(slide.strides, slide.dilations, pads, slide.out)
     conv = as_image(builder.tensor(node.ir.inputs[0]), weights, view, groups)
     conv = replace(conv, x=channels_last(conv.x, builder))
-    x_zero = _optional(node, builder, 2)
+    x_zero = builder.optional(node, 2)
     given = _depthwise_weights(builder, conv, zero) if conv.depthwise else _conv_columns(builder, conv, zero)
 
     def emit(target: View, epilogue: Epilogue) -> None:
@@ -288,6 +284,6 @@ def _depthwise_weights(builder: Builder, conv: Convolution, zero: Constant | Non
 
 def _conv_plain(node: Node, builder: Builder, slide: Window, groups: int) -> None:
     """For computed weights, more spatial dims, or padding that depends on sizes."""
-    x, w = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
-    x_zero, w_zero = _optional(node, builder, 2), _optional(node, builder, 3)
+    x, w = builder.inputs(node, 0, 1)
+    x_zero, w_zero = builder.optional(node, 2), builder.optional(node, 3)
     window.conv(builder, slide, groups, x, w, None, builder.result(node.ir.outputs[0]), x_zero, w_zero)

@@ -68,9 +68,9 @@ def window_value(window: Window, batch: Size, channels: Size) -> StructValue:
 
 
 def lower_conv(node: Node, builder: Builder) -> None:
-    x, w = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
+    x, w = builder.inputs(node, 0, 1)
     window, groups = conv_window(node, node.input(0), node.input(1))
-    bias = builder.rows(node.ir.inputs[2]) if node.has(2) else None
+    bias = builder.optional(node, 2)
     conv(builder, window, groups, x, w, bias, builder.result(node.ir.outputs[0]))
 
 
@@ -103,9 +103,9 @@ def conv(
 
 
 def lower_transposed(node: Node, builder: Builder) -> None:
-    x, w = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
+    x, w = builder.inputs(node, 0, 1)
     window, groups = transposed_window(node)
-    bias = builder.rows(node.ir.inputs[2]) if node.has(2) else None
+    bias = builder.optional(node, 2)
     target = builder.result(node.ir.outputs[0])
     builder.call(
         CONV_TRANSPOSED_PLAIN,

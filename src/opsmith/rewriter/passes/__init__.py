@@ -72,7 +72,7 @@ def fold(model: ir.Model) -> None:
         for _ in range(_FOLD_ROUNDS):
             try:
                 changed = bool(folding(model).modified)
-            except Exception as error:  # whatever a malformed node makes of the folder
+            except Exception as error:  # whatever the folder raises on a malformed node
                 logging.getLogger(__name__).debug("constant folding goes on without a node: %s", error)
                 if not last or last[0] in cannot:
                     return

@@ -23,7 +23,7 @@ def read_invariants_outside(model: ir.Model) -> None:
 
 
 def _carried_unchanged(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value, ir.Value]]:
-    """(what it begins with, the body's input, the node's output) of each."""
+    """For each value that is carried unchanged: what it begins with, the body's input, the node's output."""
     if node.op_type not in ("Loop", "Scan") or node.domain not in ("", "ai.onnx") or "body" not in node.attributes:
         return
     body: ir.Graph = node.attributes["body"].value

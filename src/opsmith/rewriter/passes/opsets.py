@@ -144,7 +144,8 @@ def _sizes_of_parts(model: ir.Model) -> None:
 
 
 def _old_positions(model: ir.Model) -> bool:
-    """False if no mode of today says it: nearest took the pixel below where an axis grows, above where it shrinks."""
+    """Say the positions of before opset 11 in the modes of today: nearest took the pixel below where an axis grows, above where it
+    shrinks. False if no mode says it."""
     for node in model.graph.all_nodes():
         if node.op_type != "Resize" or node.domain not in ("", "ai.onnx"):
             continue

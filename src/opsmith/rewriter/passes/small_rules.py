@@ -56,7 +56,7 @@ def apply(model: ir.Model) -> bool:
                 continue
             try:
                 rewritten = rule.try_rewrite(model, graph, node)
-            except Exception as error:  # whatever a malformed node makes of onnxscript's rules
+            except Exception as error:  # whatever onnxscript's rules raise on a malformed node
                 logging.getLogger(__name__).debug("%s stays as it is: %s", node.op_type, error)
                 continue
             if rewritten is None:
