@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 # From the bottom up: a room may import those before it.
 LAYERS = (
-    "_version errors later machine progress sizes expressions content",
+    "_version errors later machine nodes progress sizes expressions content",
     "ops dim_names",
     "bounds settings",
     "model_file",

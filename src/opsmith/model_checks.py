@@ -19,6 +19,7 @@ from opsmith import bounds
 from opsmith.errors import OpsmithError
 from opsmith.later import Later
 from opsmith.model_file import read_proto
+from opsmith.nodes import ONNX
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -204,7 +205,7 @@ def _check_model(path: Path, mtime: int, size: int) -> None:
     proto = read_proto(path)
     newest = onnx.defs.onnx_opset_version()
     for opset in proto.opset_import:
-        if opset.domain in ("", "ai.onnx") and not 1 <= opset.version <= newest:
+        if opset.domain in ONNX and not 1 <= opset.version <= newest:
             raise OpsmithError(
                 f"{path} needs ONNX opset {opset.version}, the installed onnx knows 1 to {newest}",
                 "pip install --upgrade onnx onnxruntime",
@@ -230,7 +231,7 @@ def _structure(proto: onnx.ModelProto) -> onnx.ModelProto:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()
     for node in (*proto.graph.node, *(n for f in proto.functions for n in f.node)):
-        if node.op_type in _KNOWN_TO_ORT and node.domain in ("", "ai.onnx"):
+        if node.op_type in _KNOWN_TO_ORT and node.domain in ONNX:
             node.domain = "com.microsoft"
     for imports in (proto.opset_import, *(f.opset_import for f in proto.functions)):
         if "com.microsoft" not in {opset.domain for opset in imports}:

@@ -14,6 +14,7 @@ import onnx
 from opsmith import bounds
 from opsmith.errors import OpsmithError
 from opsmith.later import Later
+from opsmith.nodes import subgraphs
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -45,23 +46,22 @@ def _forget_negative_dims(graph: onnx.GraphProto) -> None:
             if dim.dim_value < 0:
                 dim.Clear()
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                _forget_negative_dims(inner)
+        for inner in subgraphs(node):
+            _forget_negative_dims(inner)
 
 
 # --- as an onnx-ir model ---------------------------------------------------------------------------------
 
 
 def _is_sparse(graph: onnx.GraphProto) -> bool:
-    inner = (g for node in graph.node for a in node.attribute for g in (a.g, *a.graphs))
+    inner = (g for node in graph.node for g in subgraphs(node))
     return bool(graph.sparse_initializer) or any(map(_is_sparse, inner))
 
 
 def _write_out(graph: onnx.GraphProto, what: str) -> None:
     """Turn the sparse weights of a graph and of those inside it into dense ones, as ONNX Runtime does: onnx-ir knows none."""
     for node in graph.node:
-        for inner in (g for a in node.attribute for g in (a.g, *a.graphs)):
+        for inner in subgraphs(node):
             _write_out(inner, what)
     for sparse in graph.sparse_initializer:
         shape, kind = tuple(sparse.dims), onnx.helper.tensor_dtype_to_np_dtype(sparse.values.data_type)

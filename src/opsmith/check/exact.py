@@ -23,6 +23,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from opsmith import bounds, session, store
 from opsmith.check.footprint import largest_value
 from opsmith.errors import OpsmithError
+from opsmith.nodes import ONNX
 
 LARGEST = 256 << 20  # bytes of weights: they are held once more, twice as wide
 LARGEST_VALUE = 1 << 24  # elements: a convolution in double unfolds its input, 1.2 GB for a kernel of 3x3
@@ -117,7 +118,7 @@ def _captured(node: onnx.NodeProto) -> list[str]:
 
 def _wide(node: onnx.NodeProto, kinds: Mapping[str, int], version: int) -> tuple[list[int], list[int]] | None:
     """Which inputs and outputs of a node turn to double, if ONNX Runtime has a kernel for that."""
-    if node.domain not in ("", "ai.onnx") or node.op_type in _REFUSED or not onnx.defs.has(node.op_type):
+    if node.domain not in ONNX or node.op_type in _REFUSED or not onnx.defs.has(node.op_type):
         return None
     schema = onnx.defs.get_schema(node.op_type, version)
     inputs, outputs = _variables(schema.inputs, node.input), _variables(schema.outputs, node.output)
@@ -154,6 +155,6 @@ def _kernels() -> dict[str, list[Any]]:
     """ONNX Runtime's kernels of ONNX's own operators, by their names."""
     kernels: dict[str, list[Any]] = {}
     for kernel in native.get_all_opkernel_def():
-        if kernel.domain in ("", "ai.onnx") and kernel.provider == "CPUExecutionProvider":
+        if kernel.domain in ONNX and kernel.provider == "CPUExecutionProvider":
             kernels.setdefault(kernel.op_name, []).append(kernel)
     return kernels

@@ -35,6 +35,7 @@ import onnx_ir as ir
 from opsmith import bounds, machine, session
 from opsmith.check.inputs import Array
 from opsmith.errors import OpsmithError
+from opsmith.nodes import ONNX
 
 ROOM = 2.0  # times its own spread
 ULPS = 8  # that what enters a step moves by at most, as it does when a sum is taken in another order
@@ -191,7 +192,7 @@ def _shaken(seed: int, sums: bool = False, alike: bool = False) -> Callable[[onn
 def _shift_norms(proto: onnx.ModelProto) -> None:
     """Subtract from what enters a norm its largest element per mean: x - max has the deviations of x, and another mean. That of a
     constant becomes exact: summed up as it is, thousands of times, its error is what the norm makes large."""
-    by_input = any(o.domain in ("", "ai.onnx") and o.version >= 18 for o in proto.opset_import)
+    by_input = any(o.domain in ONNX and o.version >= 18 for o in proto.opset_import)
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:
         if node.op_type == "InstanceNormalization" or (node.op_type == "LayerNormalization" and _last_axis(node)):

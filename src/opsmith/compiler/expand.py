@@ -18,6 +18,7 @@ from opsmith.analysis.values import Abstract, Unsupported
 from opsmith.compiler.bodies import body_of
 from opsmith.compiler.lower import can_lower
 from opsmith.compiler.unroll import unroll_scan
+from opsmith.nodes import ONNX
 
 _DEPTH = 3  # bodies within bodies: SoftmaxCrossEntropyLoss -> NegativeLogLikelihoodLoss -> ...
 
@@ -94,9 +95,7 @@ def function_of(node: ir.Node, facts: dict[ir.Value, Abstract], opset: int) -> i
     own = body_of(node, [None if v is None else facts[v] for v in node.inputs], opset)
     if own is not None:
         return ir.serde.deserialize_function(own)
-    if node.domain not in ("", "ai.onnx") or _means_otherwise(
-        node, [None if v is None else facts[v] for v in node.inputs]
-    ):
+    if node.domain not in ONNX or _means_otherwise(node, [None if v is None else facts[v] for v in node.inputs]):
         return None
     try:
         text = _definition(node, facts, opset)
@@ -106,16 +105,18 @@ def function_of(node: ir.Node, facts: dict[ir.Value, Abstract], opset: int) -> i
         return None
     body = onnx.FunctionProto()
     body.ParseFromString(text)
-    if not _valid(body, opset):
-        return None
-    # An output that the node does not ask for is named but not computed: it becomes an output nobody reads.
+    return ir.serde.deserialize_function(body) if _valid(body, opset) and _completed(body, node) else None
+
+
+def _completed(body: onnx.FunctionProto, node: ir.Node) -> bool:
+    """An output that the node does not ask for is named but not computed: it becomes a constant. False if one is asked for."""
     made = {o for n in body.node for o in n.output}
     for i, name in enumerate(body.output):
         if name not in made:
             if i < len(node.outputs) and _is_read(node.outputs[i]):
-                return None
+                return False
             body.node.append(onnx.helper.make_node("Constant", [], [name], value_int=0))
-    return ir.serde.deserialize_function(body)
+    return True
 
 
 def _means_otherwise(node: ir.Node, inputs: list[Abstract | None]) -> bool:
@@ -178,7 +179,7 @@ def _type(fact: Abstract | None) -> bytes:
 
 def _attributes(node: ir.Node, opset: int) -> dict[str, ir.Attr]:
     """The node's attributes, with the schema's defaults for those it does not give."""
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain not in ONNX:
         return dict(node.attributes)
     schema = onnx.defs.get_schema(node.op_type, opset, "")
     defaults: dict[str, ir.Attr] = {}

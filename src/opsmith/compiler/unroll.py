@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from opsmith.analysis.values import Abstract
+from opsmith.nodes import ONNX
 
 MOST_STEPS, MOST_NODES = 16, 256
 
@@ -20,7 +21,7 @@ Expansion = tuple[list[ir.Node], list[ir.Value]]
 
 def unroll_scan(node: ir.Node, facts: Mapping[ir.Value, Abstract], opset: int) -> Expansion | None:
     """The nodes, and what stands for the Scan's outputs; None if it is not a Scan of a known, small number of steps."""
-    if node.op_type != "Scan" or node.domain not in ("", "ai.onnx") or opset < 9:
+    if node.op_type != "Scan" or node.domain not in ONNX or opset < 9:
         return None
     scan = _read(node, facts)
     if scan is None:

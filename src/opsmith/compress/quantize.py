@@ -38,6 +38,7 @@ from opsmith.compress.quantize_options import QuantizeOptions
 from opsmith.compress.sensitivity import KEPT, Sensitivity, choose_bits
 from opsmith.compress.spare import spared
 from opsmith.errors import OpsmithError
+from opsmith.nodes import ONNX
 from opsmith.plain import Shown
 from opsmith.rewriter.passes.opsets import raise_opset
 
@@ -420,7 +421,7 @@ def _raised(source: Path, folder: Path, options: QuantizeOptions) -> Path:
 
 
 def _opset(path: Path) -> int:
-    return max((o.version for o in store.read_proto(path).opset_import if o.domain in ("", "ai.onnx")), default=1)
+    return max((o.version for o in store.read_proto(path).opset_import if o.domain in ONNX), default=1)
 
 
 def _sort_nodes(path: Path) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from opsmith import machine, session, store
+from opsmith.check.differences import TOLERANCES
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.exporter.graph import Graph, Sizes
 from opsmith.exporter.tidy import identifier, tidy
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 EXPORTERS = ("dynamo", "torchscript")
-RTOL, ATOL = 1e-3, 1e-4
+RTOL, ATOL = TOLERANCES["float32"]
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 

@@ -14,6 +14,7 @@ from opsmith.compiler.lower.convolution import DIRECT, WINOGRAD2_BF16
 from opsmith.compiler.precision import Precision
 from opsmith.compiler.program import Target
 from opsmith.compiler.winograd import Way
+from opsmith.nodes import ONNX
 from opsmith.sizes import estimate
 
 # Transformed weights are 4 times (F4) or 16/9 times (F2) as large. They lie beside the direct ones where sizes are dynamic, but
@@ -101,7 +102,7 @@ def _options(node: Node, target: Target) -> list[Option]:
 
 def _ways(node: Node) -> Mapping[str, Way]:
     """Winograd's ways that fit a convolution."""
-    if node.op != "Conv" or node.ir.domain not in ("", "ai.onnx") or is_plain(node):
+    if node.op != "Conv" or node.ir.domain not in ONNX or is_plain(node):
         return {}
     dims = _weight_dims(node)
     if len(dims) != 4:

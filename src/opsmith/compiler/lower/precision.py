@@ -16,6 +16,7 @@ from opsmith.analysis.registry import Node, key_of
 from opsmith.analysis.values import DataType
 from opsmith.compiler.precision import BF16, FP32, INT8, Precision
 from opsmith.compiler.program import Target
+from opsmith.nodes import ONNX
 
 MOST_SUMMED = 16384  # numbers of a row that is quantized: most_columns in quantize_rows.hpp
 MOST_WORDS = 65536  # products of two bytes that surely fit into a sum of 32 bits
@@ -82,11 +83,11 @@ def _outermost(products: Iterable[ir.Node]) -> frozenset[ir.Node]:
 
 
 def _is_product(node: Node) -> bool:
-    if node.ir.domain in ("", "ai.onnx") and node.op in ("MatMul", "Gemm"):
+    if node.ir.domain in ONNX and node.op in ("MatMul", "Gemm"):
         right = node.input(1).constant
         floats = {node.input(0).dtype, node.input(1).dtype} == {DataType.FLOAT}
         return floats and right is not None and len(right.dims) == 2 and min(right.dims) >= LEAST
-    if node.ir.domain in ("", "ai.onnx") and node.op == "Conv":
+    if node.ir.domain in ONNX and node.op == "Conv":
         weights, groups = node.input(1).constant, int(node.attribute("group", 1))
         floats = {node.input(0).dtype, node.input(1).dtype} == {DataType.FLOAT}
         return floats and weights is not None and min(weights.dims[0] // groups, weights.dims[1]) > LEAST

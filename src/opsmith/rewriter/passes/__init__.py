@@ -26,6 +26,7 @@ from onnxscript import optimizer
 from opsmith.analysis.control import gathered_perhaps
 from opsmith.check.drawn import draws
 from opsmith.errors import OpsmithError
+from opsmith.nodes import ONNX
 from opsmith.rewriter.passes import invariants, opsets, shapes, small_rules, weights
 from opsmith.rewriter.passes.unused import remove_unused
 from opsmith.rewriter.rule import DOMAIN, tensor_of
@@ -167,7 +168,7 @@ def _refuse_negative_sizes(model: ir.Model) -> None:
 def _plain_constants(model: ir.Model) -> None:
     """The folder writes `Constant<value_ints>`, which opsets before 12 do not have; every opset has `value`."""
     for node in model.graph.all_nodes():
-        tensor = node.outputs[0].const_value if node.op_type == "Constant" and node.domain in ("", "ai.onnx") else None
+        tensor = node.outputs[0].const_value if node.op_type == "Constant" and node.domain in ONNX else None
         if tensor is not None and not {"value", "sparse_value"} & set(node.attributes):
             node.attributes.clear()
             node.attributes["value"] = ir.AttrTensor("value", tensor)

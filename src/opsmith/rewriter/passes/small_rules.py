@@ -17,6 +17,7 @@ from onnx_ir.passes.common import NameFixPass
 from onnxscript.rewriter import RewriteRule
 from onnxscript.rewriter.rules import common as rules
 
+from opsmith.nodes import ONNX
 from opsmith.rewriter.rule import attribute, rank_of, register, tensor_of
 
 _BY_OP: dict[str, tuple[RewriteRule, ...]] = {
@@ -44,7 +45,7 @@ def apply(model: ir.Model) -> bool:
     changed = False
     graph = model.graph
     for node in list(graph):
-        if node.domain not in ("", "ai.onnx") or node.graph is not graph:
+        if node.domain not in ONNX or node.graph is not graph:
             continue
         if (kept := _unchanged(node)) is not None:
             ir.convenience.replace_all_uses_with(node.outputs[0], kept)
