@@ -122,37 +122,41 @@ class Graphs:
         self.count += 1
         domain = "local" if any(f.name == kind for f in self.functions) else ""
         node = h.make_node(kind, names, written, domain=domain, **attributes)
-        # Only what the node reads is inferred again: the whole graph each time would be quadratic.
-        known = {v.name: v for v in self.values}
-        captured = {i for a in node.attribute for n in a.g.node for i in n.input}
-        constants = [c for c in self.constants if c.name in names or c.name in captured]
-        read = [known[n] for n in {*names, *captured} if n in known]
-        graph = h.make_graph(
-            [node],
-            "one",
-            [h.make_tensor_value_info(v.name, v.kind, v.dims) for v in read],
-            [onnx.ValueInfoProto(name=n) for n in written],
-            constants,
-        )
-        opsets = [h.make_opsetid("", self.opset), *([h.make_opsetid("local", 1)] if domain else [])]
-        model = h.make_model(graph, opset_imports=opsets, ir_version=9, functions=self.functions if domain else [])
-        try:
-            inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-            if not domain and not captured:
-                onnx.checker.check_node(node, _context(self.opset))
-        except Exception:  # not valid: another one is drawn
+        inferred = self._inferred(node)
+        if inferred is None or not (domain or onnx.defs.has(kind, self.opset)):
             return []
-        if not domain and not onnx.defs.has(kind, self.opset):
-            return []
-        made = [_value(v) for v in inferred.graph.output]
-        said = [dataclasses.replace(known, name=name) for known, name in zip(like, written)]
-        made = [v or w for v, w in itertools.zip_longest(made, said)]
+        said = [dataclasses.replace(value, name=name) for value, name in zip(like, written)]
+        made = [v or w for v, w in itertools.zip_longest(inferred, said)]
         if any(v is None or any(isinstance(d, int) and d < 0 for d in v.dims) for v in made):
             return []
         self.nodes.append(node)
-        found = [v for v in made if v is not None]
-        self.values += found
-        return found
+        values = [v for v in made if v is not None]
+        self.values += values
+        return values
+
+    def _inferred(self, node: onnx.NodeProto) -> list[Value | None] | None:
+        """What ONNX infers of the values that a node writes; None if the node is not valid."""
+        known = {v.name: v for v in self.values}
+        captured = {i for a in node.attribute for n in a.g.node for i in n.input}
+        # Only what the node reads is inferred again: the whole graph each time would be quadratic.
+        names = {*node.input, *captured}
+        graph = h.make_graph(
+            [node],
+            "one",
+            [h.make_tensor_value_info(v.name, v.kind, v.dims) for v in (known[n] for n in names if n in known)],
+            [onnx.ValueInfoProto(name=n) for n in node.output],
+            [c for c in self.constants if c.name in names],
+        )
+        local = bool(node.domain)
+        opsets = [h.make_opsetid("", self.opset), *([h.make_opsetid("local", 1)] if local else [])]
+        model = h.make_model(graph, opset_imports=opsets, ir_version=9, functions=self.functions if local else [])
+        try:
+            inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+            if not local and not captured:
+                onnx.checker.check_node(node, _context(self.opset))
+        except Exception:  # not valid: another one is drawn
+            return None
+        return [_value(v) for v in inferred.graph.output]
 
     def tensor(self, array: Any, kind: int | None = None) -> str:
         array = np.asarray(array)

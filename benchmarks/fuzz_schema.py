@@ -71,6 +71,7 @@ ATTRIBUTES: dict[str, list[Any]] = {
     "batch_dims": [0, 0, 1],
     "k": [0, -1, 1],
 }
+WINDOWS = {"kernel_shape": (1, 3), "strides": (1, 3), "dilations": (1, 2), "pads": (0, 1), "output_padding": (0, 1)}
 FLAGS = """keepdims exclusive reverse select_last_index largest sorted ceil_mode count_include_pad align_corners exclude_outside
 antialias upper transA transB allowzero interleaved is_causal linear_before_reset noop_with_empty_axes keep_aspect_ratio_policy
 detect_negative detect_positive center_point_box onesided inverse periodic storage_order input_forget layout""".split()
@@ -164,23 +165,31 @@ class _Draw:
             kind = KINDS.get(formal.type_str, T.FLOAT)
         numbers = NUMBERS.get((self.schema.name, formal.name)) or NUMBERS.get(("", formal.name))
         if numbers is not None:
-            array = np.asarray(numbers(self)).astype(h.tensor_dtype_to_np_dtype(kind))
+            array = numbers(self)
             if self.rng.random() < 0.85:
-                self.constants.append(nh.from_array(array, name))
-                return name
+                return self._constant(name, array, kind)
         shape = self.shapes[place] if place < len(self.shapes) else self.alike()
         if shape is None:
             return ""
         if self.folded:
             shape = tuple({"n": 2, "m": 3}.get(d, d) if isinstance(d, str) else d for d in shape)
+        if self._is_constant(place, shape) and kind != T.BFLOAT16:
+            return self._constant(name, self._numbers(shape, kind), kind)
+        self.inputs.append(h.make_tensor_value_info(name, kind, shape))
+        return name
+
+    def _is_constant(self, place: int, shape: Shape) -> bool:
         fixed = all(isinstance(d, int) for d in shape)
-        if fixed and (self.folded or (place and self.rng.random() < 0.4)) and kind != T.BFLOAT16:
-            values = self.numbers.standard_normal([int(d) for d in shape]) * 2
-            if kind not in (T.FLOAT, T.DOUBLE, T.FLOAT16):
-                values = self.numbers.integers(0, 3, [int(d) for d in shape])
-            self.constants.append(nh.from_array(np.asarray(values).astype(h.tensor_dtype_to_np_dtype(kind)), name))
-        else:
-            self.inputs.append(h.make_tensor_value_info(name, kind, shape))
+        return fixed and bool(self.folded or (place and self.rng.random() < 0.4))
+
+    def _numbers(self, shape: Shape, kind: int) -> Any:
+        dims = [int(d) for d in shape]
+        values: Any = self.numbers.standard_normal(dims) * 2
+        return values if kind in (T.FLOAT, T.DOUBLE, T.FLOAT16) else self.numbers.integers(0, 3, dims)
+
+    def _constant(self, name: str, numbers: Any, kind: int) -> str:
+        array = np.asarray(numbers).astype(h.tensor_dtype_to_np_dtype(kind))
+        self.constants.append(nh.from_array(array, name))
         return name
 
     # --- shapes ---
@@ -217,44 +226,34 @@ class _Draw:
         return chosen
 
     def _attribute(self, name: str, attribute: Any) -> Any:
-        windows = len(self.dims) - 2
         if name == "axis":
             return self.axis(1 if self.schema.name == "Flatten" else 0)
         if name in ("axes", "perm"):
-            places = self.rng.sample(range(len(self.dims)), self.rng.randint(0, len(self.dims)))
-            return (
-                self.rng.sample(range(len(self.dims)), len(self.dims)) or None
-                if name == "perm"
-                else sorted(places) or None
-            )
-        of_windows = ("kernel_shape", "strides", "dilations", "pads", "output_padding")
-        if name in of_windows and windows > 0 and self.schema.name != "Pad":
-            most = {
-                "kernel_shape": (1, 3),
-                "strides": (1, 3),
-                "dilations": (1, 2),
-                "pads": (0, 1),
-                "output_padding": (0, 1),
-            }[name]
-            return (
-                self.window
-                if name == "kernel_shape"
-                else [self.rng.randint(*most) for _ in range(windows * (2 if name == "pads" else 1))]
-            )
+            return self._axes(name)
+        if name in WINDOWS and len(self.dims) > 2 and self.schema.name != "Pad":
+            return self._of_windows(name)
         if name == "equation":
             return self.equation
+        is_float = attribute.type == onnx.defs.OpSchema.AttrType.FLOAT
         if (numbers := NUMBERS.get((self.schema.name, name)) or _ONCE_ATTRIBUTES.get(name)) is not None:
             value = numbers(self)
-            if attribute.type == onnx.defs.OpSchema.AttrType.FLOAT:
-                return float(value)
-            return None if value == [] else value
+            return float(value) if is_float else None if value == [] else value
         if name in FLAGS:
             return self.rng.randint(0, 1)
         if name in ATTRIBUTES:
             return self.rng.choice(ATTRIBUTES[name])
-        if attribute.type == onnx.defs.OpSchema.AttrType.FLOAT:
-            return self.rng.choice([0.0, 0.1, 0.5, 1.0, 1.5, -1.0])
-        return None
+        return self.rng.choice([0.0, 0.1, 0.5, 1.0, 1.5, -1.0]) if is_float else None
+
+    def _axes(self, name: str) -> list[int] | None:
+        rank = len(self.dims)
+        places = self.rng.sample(range(rank), self.rng.randint(0, rank))
+        return (self.rng.sample(range(rank), rank) if name == "perm" else sorted(places)) or None
+
+    def _of_windows(self, name: str) -> list[int]:
+        if name == "kernel_shape":
+            return self.window
+        count = (len(self.dims) - 2) * (2 if name == "pads" else 1)
+        return [self.rng.randint(*WINDOWS[name]) for _ in range(count)]
 
     @functools.cached_property
     def window(self) -> list[int]:

@@ -26,7 +26,7 @@ import onnx
 import onnxruntime as ort
 
 import opsmith
-from opsmith import provider, store
+from opsmith import model_checks, provider, store
 
 # model -> the sizes at which it is timed
 MODELS: dict[str, dict[str, int]] = {
@@ -65,7 +65,7 @@ def second_checkpoint(model: Path, into: Path) -> Path:
     if copy.exists():
         return copy
     into.mkdir(parents=True)
-    for file in store.external_files(model):
+    for file in model_checks.external_files(model):
         shutil.copyfile(file, into / file.name)
     for tensor in onnx.load(model, load_external_data=False).graph.initializer:
         place = {entry.key: entry.value for entry in tensor.external_data}

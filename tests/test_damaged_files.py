@@ -19,7 +19,7 @@ from onnx import helper as h
 from onnx import numpy_helper as nh
 
 import opsmith
-from opsmith import store
+from opsmith import model_checks, store
 from opsmith.cli import console, main
 from opsmith.errors import OpsmithError
 
@@ -220,7 +220,7 @@ def test_a_tensor_that_is_too_short_is_refused(tmp_path: Path) -> None:
         values = np.ones(4, np.float32)
         proto.graph.initializer.append(h.make_tensor("w", 1, [4], values.tobytes() if raw else values, raw=raw))
         onnx.save(proto, tmp_path / "m.onnx")
-        store.check_external_data(tmp_path / "m.onnx")
+        model_checks.check_external_data(tmp_path / "m.onnx")
         proto.graph.initializer[0].dims[0] = 53
         onnx.save(proto, tmp_path / "m.onnx")
         with pytest.raises(OpsmithError, match="the file has"):
@@ -233,7 +233,7 @@ def test_numbers_in_any_field_are_as_many_as_the_dims_say(kind: int, tmp_path: P
     proto = malformed(h.make_node("Identity", ["w"], ["y"]), [4])
     proto.graph.initializer.append(h.make_tensor("w", kind, [3], values))
     onnx.save(proto, tmp_path / "m.onnx")
-    store.check_external_data(tmp_path / "m.onnx")
+    model_checks.check_external_data(tmp_path / "m.onnx")
     proto.graph.initializer[0].dims[0] = 5
     onnx.save(proto, tmp_path / "m.onnx")
     with pytest.raises(OpsmithError, match="the file has"):

@@ -17,9 +17,11 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 # From the bottom up: a room may import those before it.
 LAYERS = (
-    "_version errors later machine progress sizes expressions content",
-    "ops",
+    "_version errors later machine nodes progress sizes expressions content",
+    "ops dim_names",
     "bounds settings",
+    "model_file",
+    "model_checks",
     "store starter",
     "session doctor plain",
     "analysis check pipelines",

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto as T
 from onnx import helper as h
 
-from opsmith import store
+from opsmith import model_checks, store
 from opsmith.cli import main
 from opsmith.errors import OpsmithError
 from opsmith.session import load, run, size_on_disk
@@ -271,7 +271,7 @@ def test_external_data_outside_the_folder_is_refused(tmp_path: Path, place: obje
     if location == "absolute":
         location = str(tmp_path / "secret.bin")
     path = write(folder / "m.onnx", place(external(location)))  # type: ignore[operator]
-    for act in (store.open_model, load, size_on_disk, store.check_external_data):
+    for act in (store.open_model, load, size_on_disk, model_checks.check_external_data):
         with pytest.raises(OpsmithError, match="outside the model's folder"):
             act(path)
 
@@ -293,7 +293,7 @@ def test_no_location_leads_out_of_the_folder(tmp_path: Path, location: str) -> N
     except UnicodeEncodeError:  # a lone surrogate cannot be in a protobuf
         return
     try:
-        files = store.external_files(path)
+        files = model_checks.external_files(path)
     except OpsmithError:
         return
     assert files and all(f.resolve().is_relative_to(folder.resolve()) for f in files)
@@ -316,7 +316,7 @@ def test_a_small_model_saved_elsewhere_takes_its_external_weights_along(tmp_path
     model = store.open_model(write(tmp_path / "m.onnx", as_weight(external("w.bin", length=48))))
     (tmp_path / "there").mkdir()
     store.save_model(model, tmp_path / "there" / "m.onnx")
-    assert store.external_files(tmp_path / "there" / "m.onnx") == set()
+    assert model_checks.external_files(tmp_path / "there" / "m.onnx") == set()
     kept = store.open_model(tmp_path / "there" / "m.onnx").graph.initializers["w"].const_value
     assert kept is not None
     assert kept.numpy().ravel().tolist() == list(range(12))

@@ -97,6 +97,20 @@ double best_time(int threads, Fn&& f) {
   return best;
 }
 
+// Few rows: so many copies of the weights (floats) are walked through that none is still in a cache.
+constexpr i64 kFewRows = 77;
+inline i64 copies_of_weights(i64 M, i64 floats) { return M <= kFewRows ? max<i64>(1, 200'000'000 / (floats * 4)) : 1; }
+
+// A row of the table: an M x N x K product in t seconds; for few rows also how fast its weights were read.
+inline void print_product(i64 M, i64 N, i64 K, double t, double peak, double bytes_of_weight, double bandwidth) {
+  const double gflops = 2e-9 * static_cast<double>(M * N) * static_cast<double>(K) / t;
+  const double gb = bytes_of_weight * 1e-9 * static_cast<double>(N * K) / t;
+  printf("M=%-5lld N=%-6lld K=%-5lld %10.1f us %8.1f GFLOP/s %4.0f%% of peak", static_cast<long long>(M), static_cast<long long>(N),
+         static_cast<long long>(K), t * 1e6, gflops, 100 * gflops / peak);
+  if (M <= kFewRows) printf("  %6.1f GB/s %4.0f%% of memory", gb, 100 * gb / bandwidth);
+  printf("\n");
+}
+
 // FMAs on registers alone: what one core can do at most.
 [[gnu::noinline]] inline F fma_chains(i64 rounds, F scale, F shift) {
   F a = scale, b = a + a, c = b + a, d = c + a, e = d + a, f = e + a, g = f + a, h = g + a, i = h + a, j = i + a;

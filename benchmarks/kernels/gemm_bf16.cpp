@@ -22,19 +22,13 @@ int main(int argc, char** argv) {
                            {64, 2560, 320}, {16, 640, 640}, {16, 5120, 640}, {4, 1280, 1280}, {4, 10240, 1280}, {1, 1280, 1280},
                            {1, 10240, 1280}, {1, 1280, 5120}, {1, 4096, 1024}, {1, 50257, 1024}};
   for (auto [M, N, K] : shapes) {
-    // Few rows: walk through enough copies of the weights that none is still in a cache.
-    const i64 size = packed_size<bf16x2>(N, K), copies = M <= 77 ? max<i64>(1, 200'000'000 / (size * 4)) : 1;
+    const i64 size = packed_size<bf16x2>(N, K), copies = copies_of_weights(M, size);
     Floats a(M * K), b(copies * size), c(M * N), bias(N);
     auto ep = [b = bias.data](F sum, Row, i64 column, auto lanes) { return sum + load(b + column, lanes); };
-    double t = best_time(pool.threads, [&] {
+    const double t = best_time(pool.threads, [&] {
       for (i64 i = 0; i < copies; ++i)
         gemm_bf16(pool, M, N, K, reinterpret_cast<const TA*>(a.data), K, reinterpret_cast<const bf16*>(b.data + i * size), c.data, N, ep);
     });
-    t /= static_cast<double>(copies);
-    double gflops = 2e-9 * static_cast<double>(M * N) * static_cast<double>(K) / t, gb = 2e-9 * static_cast<double>(N * K) / t;
-    printf("M=%-5lld N=%-6lld K=%-5lld %10.1f us %8.1f GFLOP/s %4.0f%% of peak", static_cast<long long>(M),
-           static_cast<long long>(N), static_cast<long long>(K), t * 1e6, gflops, 100 * gflops / peak);
-    if (M <= 77) printf("  %6.1f GB/s %4.0f%% of memory", gb, 100 * gb / bandwidth);
-    printf("\n");
+    print_product(M, N, K, t / static_cast<double>(copies), peak, 2, bandwidth);
   }
 }

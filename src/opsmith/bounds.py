@@ -27,6 +27,7 @@ import onnx.numpy_helper
 
 from opsmith import machine
 from opsmith.errors import OpsmithError
+from opsmith.nodes import ONNX, subgraphs
 
 _EQUATION = re.compile(rb"[A-Za-z., ]*(->[A-Za-z. ]*)?")
 MOST_NODES = 200_000  # with all functions inlined, as ONNX Runtime does when it loads a model
@@ -65,7 +66,7 @@ _NAMED = ("Split", "If", "Loop", "Scan", "SequenceMap")  # any number of outputs
 def _check_outputs(node: onnx.NodeProto, what: str) -> None:
     """Refuse outputs without names where they end ONNX Runtime's process; as optional ones of other operators they are none."""
     training = node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute)
-    if (node.op_type in _NAMED or training) and node.domain in ("", "ai.onnx") and not all(node.output):
+    if (node.op_type in _NAMED or training) and node.domain in ONNX and not all(node.output):
         raise OpsmithError(
             f"{what}: a {node.op_type} has an output without a name", "give it one; nobody needs to read it"
         )
@@ -77,7 +78,7 @@ def _check_attributes(node: onnx.NodeProto, what: str) -> None:
     for attribute in node.attribute:
         if attribute.name in ("group", "blocksize", "num_groups") and attribute.i < 1 and not attribute.ref_attr_name:
             raise OpsmithError(f"{what}: a {node.op_type} whose {attribute.name} is {attribute.i}")
-    if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.attribute) != 1:
+    if node.op_type == "Constant" and node.domain in ONNX and len(node.attribute) != 1:
         raise OpsmithError(f"{what}: a Constant with {len(node.attribute)} values")
 
 
@@ -116,7 +117,7 @@ def check_calls(proto: onnx.ModelProto, what: str) -> None:
                 open_calls.add(call)
                 sizes[call] = size(bodies[call])
                 open_calls.remove(call)
-            inner = [g for a in node.attribute for g in (a.g, *a.graphs) if g.node]
+            inner = [g for g in subgraphs(node) if g.node]
             for sparse in (*(t for g in inner for t in g.sparse_initializer), *_sparse_values(node)):
                 check_sparse(sparse, what)
             total += sizes.get(call, 1) + sum(size(g.node) for g in inner)
@@ -268,7 +269,7 @@ def _slices(message: Any) -> bool:
         if hasattr(message, "node")
         else (*message.graph.node, *(n for f in message.functions for n in f.node))
     )
-    return any(n.op_type == "Slice" or any(_slices(g) for a in n.attribute for g in (a.g, *a.graphs)) for n in nodes)
+    return any(n.op_type == "Slice" or any(_slices(g) for g in subgraphs(n)) for n in nodes)
 
 
 _SMALL = 4096  # bytes; larger weights are no shapes

@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from opsmith import model_checks, store
 from opsmith import settings as config
-from opsmith import store
 from opsmith.errors import OpsmithError
 from opsmith.later import Later
 
@@ -76,8 +76,8 @@ def load(
 def _load_file(
     path: Path, settings: ort.SessionOptions, edit: Callable[[onnx.ModelProto], None] | None
 ) -> ort.InferenceSession:
-    store.check_external_data(path)
-    store.check_values(path)
+    model_checks.check_external_data(path)
+    model_checks.check_values(path)
     for library in store.libraries(path):
         settings.register_custom_ops_library(str(library.absolute()))  # a bare name would be looked for elsewhere
     source: str | bytes = str(path)
@@ -217,7 +217,7 @@ def _from_ort(value: ort.OrtValue, kind: str) -> Any:
 def size_on_disk(model: str | os.PathLike[str]) -> int:
     """Bytes of the .onnx file, its external data and its libraries together."""
     path = store.find_model(model)
-    files: set[Path] = {path, *store.external_files(path)}
+    files: set[Path] = {path, *model_checks.external_files(path)}
     with contextlib.suppress(OpsmithError):  # a library for another machine still has a size, a missing one has none
         files.update(store.libraries(path))
     return sum(f.stat().st_size for f in files if f.exists())

@@ -8,8 +8,8 @@
     Condition  what must hold of sizes when a program runs: a Compare, a Holds, AnyOf or AllOf
 
 What is known besides a size itself (that an image is not smaller than its window) is an explicit argument: `given`, a set of
-sizes that are not negative. Printing (`write`), bounds (`lower_bound`), evaluation (`evaluate`, `estimate`) and reading of a
-model's dim names (`parse`) are functions over these values; nothing looks into a text.
+sizes that are not negative. Printing (`write`), bounds (`lower_bound`), evaluation (`evaluate`, `estimate`) and the names that
+models give their dims (dim_names.py) are functions over these values; nothing looks into a text.
 
 Exporters write one size in several ways: a convolution halves an image by `floor_div`, shape arithmetic by `trunc_div`. They
 are one where the dividend is not negative, which `given` may say if a check of the generated code makes it so.
@@ -17,7 +17,6 @@ are one where the dividend is not negative, which `given` may say if a check of 
 
 from __future__ import annotations
 
-import ast
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -346,6 +345,11 @@ def walk(values: Iterable[Argument]) -> Iterator[Atom | Real]:
             yield from walk(value)
 
 
+def names(size: Size) -> set[str]:
+    """The dims that a size depends on."""
+    return {a.name for a in walk([size]) if isinstance(a, Name)}
+
+
 def reads_data(size: Size) -> bool:
     """Whether a size depends on what an input holds, not only on shapes."""
     return any(isinstance(a, (Element, RealElement)) for a in walk([size]))
@@ -664,87 +668,3 @@ def estimate(value: SizeLike, sizes: Mapping[str, int] | None = None) -> int:
         return 64 if known is None else known
 
     return evaluate(as_size(value), outside) or 0
-
-
-# --- a model's own names of dims ---
-
-
-def parse(text: str) -> Size | None:
-    """The size that a dim's name spells, `past + sequence` or `4*height//2`; None if it is not arithmetic on names.
-
-    A dim is a whole number, so `height/8` is `height//8`; by anything but a number it is part of a name (`Reshape/model_dim_0`).
-    """
-    if text.isidentifier():
-        return name(text)
-    try:
-        return _read(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _read(tree: ast.expr) -> Size | None:
-    if isinstance(tree, ast.Constant) and type(tree.value) is int:
-        return as_size(tree.value)
-    if isinstance(tree, ast.Name):
-        return name(tree.id)
-    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
-        inner = _read(tree.operand)
-        return None if inner is None else -inner
-    if isinstance(tree, ast.BinOp):
-        operation, operands = _OPERATIONS.get(type(tree.op)), [tree.left, tree.right]
-    elif isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
-        operation, operands = _CALLS.get(tree.func.id), tree.args
-    else:
-        return None
-    sizes = [s for operand in operands if (s := _read(operand)) is not None]
-    return operation(*sizes) if operation is not None and len(sizes) == len(operands) == 2 else None
-
-
-def _quotient(a: Size, b: Size) -> Size | None:
-    return None if b == 0 else floor_div(a, b)
-
-
-def _power(a: Size, b: Size) -> Size | None:
-    return product([a] * b.value) if b.value is not None and 0 <= b.value <= 4 else None
-
-
-_OPERATIONS: dict[type[ast.operator], Callable[[Size, Size], Size | None]] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.FloorDiv: _quotient,
-    ast.Div: lambda a, b: None if b.value is None else _quotient(a, b),
-    ast.Mod: lambda a, b: None if b == 0 else modulo(a, b),
-    ast.Pow: _power,
-}
-
-
-_CALLS: dict[str, Callable[[Size, Size], Size | None]] = {"Max": maximum, "Min": minimum}  # as torch writes them
-
-
-def names(size: Size) -> set[str]:
-    """The dims that a size depends on."""
-    return {a.name for a in walk([size]) if isinstance(a, Name)}
-
-
-def spell(size: Size) -> str:
-    """The size as a dim's name in a model, as exporters write it: what `parse` reads, if only divisions and Max or Min are in it."""
-    terms = sorted(size.terms.items(), key=lambda term: (-len(term[0]), sorted(_spell_atom(a) for a in term[0])))
-    parts = []
-    for monomial, coefficient in terms:
-        factors = sorted(_spell_atom(a) for a in monomial)
-        if abs(coefficient) != 1 or not factors:
-            factors.insert(0, str(abs(coefficient)))
-        parts.append(f" {'-' if coefficient < 0 else '+'} " + "*".join(factors))
-    text = "".join(parts) or " + 0"
-    return text[3:] if text.startswith(" + ") else f"-{text[3:]}"
-
-
-def _spell_atom(atom: Atom) -> str:
-    if not isinstance(atom, Apply) or not all(isinstance(a, Size) for a in atom.arguments):
-        return atom.text
-    inside = [spell(a) for a in atom.arguments if isinstance(a, Size)]
-    if atom.function in ("floor_div", "modulo"):
-        dividend, divisor = (t if t.isalnum() else f"({t})" for t in inside)
-        return f"({dividend}{'//' if atom.function == 'floor_div' else '%'}{divisor})"
-    return f"{atom.function.capitalize()}({', '.join(inside)})" if atom.function in ("min", "max") else atom.text

@@ -19,7 +19,7 @@ from small import MLP, graph
 
 import opsmith
 from opsmith import store
-from opsmith.compiler.lower import conv
+from opsmith.compiler.lower import plan_winograd
 from opsmith.errors import OpsmithError
 from opsmith.measure.bench import expand
 
@@ -390,7 +390,7 @@ def test_a_size_that_a_convolution_and_shape_arithmetic_write_differently_is_one
 
 def test_weights_behind_a_cast_count_once_in_the_budget_of_winograd(tmp_path, monkeypatch):
     """Two layers of 36 bytes a pair of channels may read 54 more; F(2x2,3x3) reads 64 for 18, so one of them gets it."""
-    monkeypatch.setattr(conv, "FREE_BYTES", 0)
+    monkeypatch.setattr(plan_winograd, "FREE_BYTES", 0)
     kernel = np.random.default_rng(0).normal(0, 0.03, size=(96, 96, 3, 3)).astype(np.float16)
     model = graph(
         """g (float[n, 96, h, w] x) => (float[n, 96, h, w] z) {

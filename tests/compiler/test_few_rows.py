@@ -9,8 +9,7 @@ from onnx import TensorProto, helper
 
 import opsmith
 from opsmith import session
-from opsmith.compiler.lower.block_bytes import NOTE as BYTES
-from opsmith.compiler.lower.matmul import FEW_ROWS
+from opsmith.compiler.lower.matmul_nbits import FEW_ROWS, IN_BYTES
 
 K, N, BLOCK = 96, 50, 32
 
@@ -57,6 +56,6 @@ def test_in_int8_rows_are_multiplied_as_bytes_and_alone_as_beside_others(tmp_pat
     source = tmp_path / "few.onnx"
     onnx.save(model(bits), source)
     found = opsmith.compile(source, tmp_path / "m" / "fast", regions="whole", precision=precision)
-    assert BYTES in found.variant.record["compiled"]["algorithms"]
+    assert IN_BYTES in found.variant.record["compiled"]["algorithms"]
     # 2^-8 of the largest of 32 numbers is 3e-3 of a product
     compare(source, found.variant.path, tolerance=lambda m: 1e-2, spread=0)

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from small import graph
 
 import opsmith
-from opsmith import machine, store
+from opsmith import machine, model_checks, store
 from opsmith.compiler import CompileResult, forms, geometry
 from opsmith.compiler.lower import Target
 from opsmith.compiler.source import load, prepare
@@ -103,7 +103,7 @@ def test_the_option_decides_which_code_reads_which_weights(compiled: CompileResu
     """With the weights of one form damaged, that form is refused and the other one runs."""
     shutil.copytree(folder(compiled), tmp_path / "damaged")
     path = store.find_model(tmp_path / "damaged")
-    packed = [t for t in store.tensors(store.read_proto(path)) if t.name.endswith(".weights")]
+    packed = [t for t in model_checks.tensors(store.read_proto(path)) if t.name.endswith(".weights")]
     second = {e.key: e.value for e in packed[1].external_data}
     with path.with_name(second["location"]).open("r+b") as file:
         file.seek(int(second["offset"]))
@@ -118,7 +118,7 @@ def test_each_form_maps_its_own_weights_unless_they_are_packed_alike(source: Pat
     def packed(cpu: str) -> list[int]:
         dest = tmp_path / cpu.replace(",", "_")
         opsmith.compile(source, dest, regions="whole", cpu=cpu, verify=False)
-        tensors = store.tensors(store.read_proto(store.find_model(dest)))
+        tensors = model_checks.tensors(store.read_proto(store.find_model(dest)))
         return [t.dims[0] for t in tensors if t.name.endswith(".weights")]
 
     assert len(packed(BOTH)) == 2  # vectors of 8 and of 16 floats

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opsmith.dim_names import parse, spell
 from opsmith.sizes import (
     Element,
     Size,
@@ -24,9 +25,7 @@ from opsmith.sizes import (
     minimum,
     name,
     names,
-    parse,
     reads_data,
-    spell,
     trunc_div,
     truncated,
     walk,

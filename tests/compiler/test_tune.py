@@ -19,7 +19,7 @@ from opsmith.cli import build_app
 from opsmith.compiler import geometry, tune
 from opsmith.compiler.build import find_compiler
 from opsmith.compiler.lower.attention import TUNED as ATTENTION_FIELDS
-from opsmith.compiler.lower.conv import TUNED as CONV_FIELDS
+from opsmith.compiler.lower.convolution import TUNED as CONV_FIELDS
 from opsmith.compiler.task import Candidate, Measured, Outcome, Task
 from opsmith.compiler.tune import database as database_module
 from opsmith.compiler.tune import runner

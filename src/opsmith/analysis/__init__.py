@@ -31,7 +31,8 @@ from opsmith.analysis.values import (
     Unsupported,
     of_constant,
 )
-from opsmith.sizes import NOTHING, Given, Name, RealElement, Scalar, Size, as_size, element, name, names, parse, walk
+from opsmith.dim_names import parse
+from opsmith.sizes import NOTHING, Given, Name, RealElement, Scalar, Size, as_size, element, name, names, walk
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

@@ -32,7 +32,7 @@ def plain_axes(axes: Sequence[Size], rank: int) -> list[int] | None:
 
 
 def check_axes(node: Node, axes: Sequence[Size], rank: int) -> None:
-    """What must hold at run time of axes that arrive as data."""
+    """Add the checks that axes which arrive as data need at run time."""
     check_rank(axes)
     node.require(holds("axes_ok", rank, axes), f"an axis is outside rank {rank}, or named twice")
 

@@ -32,7 +32,7 @@ def _compress(node: Node) -> list[Abstract]:
 
 
 def compressed_axis(node: Node) -> int | None:
-    """None: of the flattened tensor."""
+    """The axis; None where the tensor is flattened first."""
     return None if node.attribute("axis") is None else node.axis(node.input(0).rank)
 
 
@@ -53,7 +53,7 @@ def _non_max_suppression(node: Node) -> list[Abstract]:
 
 
 def most_boxes(node: Node) -> Size:
-    """Of one class: what is wanted, if that is known, and never more than there are."""
+    """How many boxes of one class are kept at most: what is asked for, if that is known, and never more than there are."""
     boxes = node.input(0).dims[1]
     if not node.has(2):
         return as_size(0)

@@ -41,7 +41,7 @@ def equation_of(node: Node) -> Equation:
 
 
 def _labels(term: str, rank: int, dots: str) -> str:
-    """The term with one letter per dim."""
+    """The term with one letter per dim: `...` written out."""
     count = rank - len(term.replace("...", ""))
     if ("..." not in term and count != 0) or count < 0:
         raise Unsupported("the equation does not fit the ranks")

@@ -159,7 +159,7 @@ def _fold(node: Node, operator: ops.Operator, x: Sequence[Scalar], dtype: DataTy
 
 
 def _cast_to_integer(x: Scalar, dtype: DataType) -> Scalar | None:
-    """None where the number may not fit: sizes know no narrow or unsigned arithmetic."""
+    """The number as an integer; None where it may not fit: sizes know no narrow or unsigned arithmetic."""
     if x.value is not None and math.isfinite(x.value):
         number = int(x.value)
         return as_size(number) if _fits(number, dtype) else None

@@ -11,7 +11,7 @@ from opsmith.sizes import as_size
 
 
 def layout(node: Node) -> tuple[int, int, int]:
-    """Bits of an integer, integers of a row, integers of a block."""
+    """Bits of an integer, integers in a row, integers in a block."""
     bits, block = int(node.attribute("bits", 4)), int(node.attribute("block_size", 128))
     width = node.input(0).dims[-1].value
     if width is None:

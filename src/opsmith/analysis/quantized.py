@@ -98,7 +98,7 @@ def _dequantized_weight(node: Node, dtype: DataType) -> Constant | None:
     outer, axis, inner, block = (layout[n] or 0 for n in ("outer", "axis", "inner", "block"))
 
     def spread(values: Array) -> Array:
-        """One per element of (outer, axis, inner)."""
+        """The scales, repeated: one per element of (outer, axis, inner)."""
         if values.size == 1:
             return values.reshape(1, 1, 1)
         if values.ndim == 1:

@@ -37,7 +37,7 @@ class Node:
     ir: ir.Node
     inputs: list[Abstract | None]
     opset: int
-    given: Given = NOTHING  # sizes that a check of the generated code rules out to be negative
+    given: Given = NOTHING  # sizes that are not negative, because the generated code checks that
     outputs: list[Abstract] = field(default_factory=list)
     checks: list[tuple[Condition, str]] = field(
         default_factory=list
@@ -55,11 +55,11 @@ class Node:
     # --- what must hold ---
 
     def require(self, condition: Condition, message: str) -> None:
-        """Checked when the program runs."""
+        """Add a condition that is checked when the program runs."""
         self.checks.append((condition, message))
 
     def expect(self, left: SizeLike, relation: str, right: SizeLike, message: str) -> None:
-        """Now if the sizes are known, else when the program runs."""
+        """Check the sizes: now if they are known, else when the program runs."""
         a, b = as_size(left), as_size(right)
         if a.value is not None and b.value is not None:
             if not _RELATIONS[relation](a.value, b.value):
@@ -78,7 +78,7 @@ class Node:
             self.expect(a, relation, b, message)
 
     def slides_over(self, span: Size) -> None:
-        """A window moves by up to `span`; below 0 the image is smaller than the window. The compiler may want that ruled out."""
+        """A window moves by up to `span`, which is negative where the image is smaller than the window. The compiler may want a check."""
         self.spans.append(span)
         if span in self.given:
             self.require(compare(span, ">=", 0), "the image is smaller than the kernel")

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from opsmith import machine, settings, store
+from opsmith import machine, model_checks, settings, store
 from opsmith.batch.runners import files_of, is_pipeline
 from opsmith.errors import OpsmithError
 from opsmith.pipelines.text import choose_variant
@@ -66,7 +66,7 @@ def pack(model: Path, variant: str | None) -> Parcel:
 def _variant_files(path: Path) -> set[Path]:
     """A model file with its weights, its library and its record."""
     beside = {f for f in path.parent.glob("*.*") if f.suffix == ".so" or f.name in WORDS}
-    return {path, *store.external_files(path), *beside}
+    return {path, *model_checks.external_files(path), *beside}
 
 
 def _source(path: Path) -> Path | None:

@@ -90,18 +90,18 @@ def _part_by_values(
     with tempfile.TemporaryDirectory(prefix="opsmith-verify-") as kept:
         values_a = _fetch_all(path_a, feed, list(made_a), threads, Path(kept) / "a")
         values_b = _fetch_all(path_b, feed, list(made_b), threads, Path(kept) / "b")
-        found = match_values.match(model_a, model_b, values_a, values_b, lambda name, x, y: check(name, x, y).ok)
-        if found.parting is not None:
-            a, b = found.parting
+        matched = match_values.match(model_a, model_b, values_a, values_b, lambda name, x, y: check(name, x, y).ok)
+        if matched.parting is not None:
+            a, b = matched.parting
             differing = check(a, values_a[a], values_b[b])
             return Parting(
-                a, made_a[a], made_b[b], differing, len(found.equals)
+                a, made_a[a], made_b[b], differing, len(matched.equals)
             ), "matched by values: no names are shared"
-    if found.last is None:
+    if matched.last is None:
         return None, "the two models share no names of intermediate values, and none holds the same numbers in both"
-    a, b = found.last
+    a, b = matched.last
     return None, (
-        f"no names are shared; {len(found.equals)} values are the same in both, the last of them {a} ({made_a[a]}) as {b} "
+        f"no names are shared; {len(matched.equals)} values are the same in both, the last of them {a} ({made_a[a]}) as {b} "
         f"({made_b[b]}); behind it the graphs differ in structure"
     )
 

@@ -84,7 +84,7 @@ def worst_first(checks: Sequence[OutputCheck]) -> list[OutputCheck]:
 def compare_all(
     expected: Mapping[str, Any], actual: Mapping[str, Any], tolerance: Tolerance, relative: bool = False
 ) -> tuple[OutputCheck, ...]:
-    """RELATIVE: as `Case` says."""
+    """Every output of B against that of A. RELATIVE: as `Case` says."""
     checks: list[OutputCheck] = []
     for name, reference in expected.items():
         if name not in actual:
@@ -154,29 +154,29 @@ def compare_arrays(
     scale = max((float(np.abs(x).max(initial=0.0)) for x, _, _ in _finite_blocks(a, b)), default=0.0)
     if bound is not None:
         used_rtol, used_atol = 0.0, bound * scale
-    found = _Differences()
+    differences = _Differences()
     for block in _finite_blocks(a, b):
-        found.take(*block, used_rtol, used_atol)
+        differences.take(*block, used_rtol, used_atol)
     problem = None
-    if found.special:
-        where = np.unravel_index(found.first_special, a.shape)
+    if differences.special:
+        where = np.unravel_index(differences.first_special, a.shape)
         was, got = a[where], b[where]
-        problem = f"{got} instead of {was} at {[int(i) for i in where]} ({found.special} such elements)"
-    elif found.wrong:
+        problem = f"{got} instead of {was} at {[int(i) for i in where]} ({differences.special} such elements)"
+    elif differences.wrong:
         by = (
             f"rtol {used_rtol:g}, atol {used_atol:g}"
             if bound is None
             else f"{bound:g} of the output's scale, {scale:.3g}"
         )
-        problem = f"{found.wrong} of {a.size} elements differ by more than {by}"
-    needed_rtol, needed_atol = found.needed(used_rtol, used_atol)
+        problem = f"{differences.wrong} of {a.size} elements differ by more than {by}"
+    needed_rtol, needed_atol = differences.needed(used_rtol, used_atol)
     return OutputCheck(
         name,
         dtype,
         b.shape,
-        found.max_abs,
-        found.max_rel,
-        found.cosine,
+        differences.max_abs,
+        differences.max_rel,
+        differences.cosine,
         used_rtol,
         used_atol,
         needed_rtol,
@@ -203,7 +203,7 @@ def _finite_blocks(a: Array, b: Array) -> Iterator[tuple[Array, Array, Array]]:
 
 @dataclasses.dataclass
 class _Differences:
-    """What is known after some blocks."""
+    """What the blocks so far have shown."""
 
     max_abs: float = 0.0
     max_rel: float = 0.0

@@ -11,7 +11,7 @@ double it need not agree with in float.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from opsmith import bounds, session, store
 from opsmith.check.footprint import largest_value
 from opsmith.errors import OpsmithError
+from opsmith.nodes import ONNX
 
 LARGEST = 256 << 20  # bytes of weights: they are held once more, twice as wide
 LARGEST_VALUE = 1 << 24  # elements: a convolution in double unfolds its input, 1.2 GB for a kernel of 3x3
@@ -75,7 +76,7 @@ class _Writer:
     def __init__(self, kinds: dict[str, int]) -> None:
         self.kinds = kinds
         self.nodes: list[onnx.NodeProto] = []
-        self._wide: dict[str, str] = {}  # a value -> its name in double
+        self._wide: dict[str, str] = {}  # value -> its name in double
         self._owed: set[str] = set()  # values that were computed in double, and not asked for in single yet
 
     def widen(self, node: onnx.NodeProto, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -117,25 +118,27 @@ def _captured(node: onnx.NodeProto) -> list[str]:
 
 def _wide(node: onnx.NodeProto, kinds: Mapping[str, int], version: int) -> tuple[list[int], list[int]] | None:
     """Which inputs and outputs of a node turn to double, if ONNX Runtime has a kernel for that."""
-    if node.domain not in ("", "ai.onnx") or node.op_type in _REFUSED or not onnx.defs.has(node.op_type):
+    if node.domain not in ONNX or node.op_type in _REFUSED or not onnx.defs.has(node.op_type):
         return None
     schema = onnx.defs.get_schema(node.op_type, version)
-    inputs = _variables(schema.inputs, node.input)
-    floats = {inputs[i] for i, name in enumerate(node.input) if kinds.get(name) == _FLOAT}
-    variables = {v for v in floats if v in {c.type_param_str for c in schema.type_constraints}}
-    takes = [i for i, variable in enumerate(inputs) if variable in variables and node.input[i]]
-    if not takes or any(kinds.get(node.input[i]) != _FLOAT for i in takes):
+    inputs, outputs = _variables(schema.inputs, node.input), _variables(schema.outputs, node.output)
+    floats = {variable for variable, name in zip(inputs, node.input) if kinds.get(name) == _FLOAT}
+    turned = floats & {constraint.type_param_str for constraint in schema.type_constraints}
+    takes, gives = _places(inputs, node.input, turned), _places(outputs, node.output, turned)
+    names = [*(node.input[i] for i in takes), *(node.output[i] for i in gives)]
+    if not takes or any(kinds.get(name) != _FLOAT for name in names):
         return None
-    outputs = _variables(schema.outputs, node.output)
-    gives = [i for i, variable in enumerate(outputs) if variable in variables and node.output[i]]
-    if any(kinds.get(node.output[i]) != _FLOAT for i in gives):
-        return None
-    return (takes, gives) if _has_kernel(node.op_type, schema.since_version, frozenset(variables)) else None
+    return (takes, gives) if _has_kernel(node.op_type, schema.since_version, frozenset(turned)) else None
 
 
 def _variables(formal: Sequence[Any], actual: Sequence[str]) -> list[str]:
     """The type of each operand as the schema calls it; the last one repeats."""
     return [formal[min(i, len(formal) - 1)].type_str for i in range(len(actual))]
+
+
+def _places(variables: Sequence[str], names: Sequence[str], turned: Collection[str]) -> list[int]:
+    """Of the operands that are there and whose type turns to double."""
+    return [i for i, (variable, name) in enumerate(zip(variables, names)) if variable in turned and name]
 
 
 @functools.cache
@@ -150,8 +153,8 @@ def _has_kernel(op: str, since: int, variables: frozenset[str]) -> bool:
 @functools.cache
 def _kernels() -> dict[str, list[Any]]:
     """ONNX Runtime's kernels of ONNX's own operators, by their names."""
-    found: dict[str, list[Any]] = {}
+    kernels: dict[str, list[Any]] = {}
     for kernel in native.get_all_opkernel_def():
-        if kernel.domain in ("", "ai.onnx") and kernel.provider == "CPUExecutionProvider":
-            found.setdefault(kernel.op_name, []).append(kernel)
-    return found
+        if kernel.domain in ONNX and kernel.provider == "CPUExecutionProvider":
+            kernels.setdefault(kernel.op_name, []).append(kernel)
+    return kernels

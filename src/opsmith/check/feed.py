@@ -44,7 +44,7 @@ class Judged:
     ranges: dict[str, Any] = dataclasses.field(default_factory=dict)  # input -> what values it takes, as JSON
 
     def required(self) -> dict[str, Any]:
-        """The feed, for who cannot do without."""
+        """The feed, for a caller that cannot do without one."""
         if self.feed is None:
             hint = "give --input, --shape or test data"
             raise OpsmithError(f"the model runs on none of the inputs tried: {self.problem}", hint)
@@ -103,8 +103,8 @@ def _made_up(trial: Trial, shapes: Fixed) -> Judged:
 
 def _stored(path: Path, model: ir.Model) -> dict[str, Any] | None:
     names = [v.name or "" for v in model.graph.inputs if v.name not in model.graph.initializers]
-    found = store.read_test_data(path, (names, [v.name or "" for v in model.graph.outputs]))
-    return dict(found[0].inputs) if found and found[0].inputs else None
+    cases = store.read_test_data(path, (names, [v.name or "" for v in model.graph.outputs]))
+    return dict(cases[0].inputs) if cases and cases[0].inputs else None
 
 
 def dims_of(model: ir.Model, feed: Mapping[str, Any]) -> Dims:
@@ -260,8 +260,8 @@ def parse_given(texts: Sequence[str]) -> dict[str, Any]:
 
 def _load(file: str) -> Any:
     try:
-        found = np.load(file, allow_pickle=False)
-        return found if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+        loaded = np.load(file, allow_pickle=False)
+        return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
     except (OSError, ValueError, EOFError) as error:
         raise OpsmithError(f"{file} is not a readable numpy file: {error}") from error
 
@@ -294,7 +294,7 @@ def _check_names(given: Given, model: ir.Model) -> None:
 
 
 def fitted(given: Given, model: ir.Model, feed: Mapping[str, Any]) -> dict[str, Any]:
-    """In the type and, for a number, the shape that the model asks for."""
+    """The array in the type and, for a number, the shape that the model asks for."""
     by_name = {v.name: v for v in model.graph.inputs}
     fitted = {}
     for name, value in given.items():

@@ -28,6 +28,7 @@ from opsmith.check.inputs import Dims, Fixed
 from opsmith.check.op_costs import Shape, is_known, node_flops
 from opsmith.check.values import random_inputs
 from opsmith.errors import OpsmithError
+from opsmith.nodes import operator_name, subgraphs
 
 _Known: TypeAlias = "dict[str, tuple[Shape, int]]"  # value -> (shape, bits per element)
 
@@ -138,8 +139,8 @@ def _inline(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[int]]:
 
 
 def _within(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of its branches or its loop's body, and of theirs."""
-    for graph in (g for attribute in node.attribute for g in (attribute.g, *attribute.graphs)):
+    """The nodes in a node's branches or loop body, and in theirs."""
+    for graph in subgraphs(node):
         for inner in graph.node:
             yield inner
             yield from _within(inner)
@@ -155,17 +156,16 @@ def _costs(proto: onnx.ModelProto, flat: onnx.ModelProto, owners: Sequence[int],
     for index, node in enumerate(proto.graph.node):
         parts = [w for w in work[index] if w is not None]
         counted = sum(parts) if len(parts) == len(work[index]) else None
-        op = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+        op = operator_name(node)
         costs.append(NodeCost(node.name, op, tuple(node.output), counted, _bytes(node, values)))
     return costs
 
 
-# Views and constants move nothing.
-_VIEWS = {"Constant", "Shape", "Size", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
+VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Shape", "Size"}  # they move nothing
 
 
 def _bytes(node: onnx.NodeProto, known: _Known) -> int | None:
-    if node.op_type in _VIEWS:
+    if node.op_type in VIEWS or node.op_type == "Constant":
         return 0
     total = 0
     for name in {n for n in (*node.input, *node.output) if n}:
@@ -201,7 +201,7 @@ def _inferred(proto: onnx.ModelProto, wanted: Sequence[generate.Input], dims: Ma
 
 
 def _bits(kind: int) -> int:
-    """Of one element; a string's are not counted."""
+    """The bits of one element; those of a string are not counted."""
     return ir.DataType(kind).bitwidth if kind != onnx.TensorProto.STRING else 0
 
 
@@ -213,9 +213,8 @@ def _collect(graph: onnx.GraphProto, values: _Known) -> None:
     for tensor in graph.initializer:
         values[tensor.name] = tuple(tensor.dims), _bits(tensor.data_type)
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                _collect(inner, values)
+        for inner in subgraphs(node):
+            _collect(inner, values)
 
 
 LONGEST_LOOP = 2.0  # seconds; a file of 200 bytes can ask for 2^62 rounds, and the profiler notes each of their nodes

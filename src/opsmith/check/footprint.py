@@ -15,6 +15,21 @@ _SMALL = 4096  # bytes; larger constants are no shapes
 
 def largest_value(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> int:
     """Elements of the largest value whose size ONNX can infer, with the inputs of these SHAPES; 0 where it infers none."""
+    light = _light(model, shapes)
+    try:
+        inferred = bounds.infer_shapes(light)
+    except Exception:  # stale or wrong shapes: running the model will tell
+        return 0
+    largest = 0
+    for info in (*inferred.graph.value_info, *inferred.graph.output):
+        dims = info.type.tensor_type.shape.dim
+        if dims and all(d.HasField("dim_value") for d in dims):
+            largest = max(largest, math.prod(d.dim_value for d in dims))
+    return largest
+
+
+def _light(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
+    """The model with inputs of these shapes, and with inputs in place of its weights."""
     proto = onnx.ModelProto(ir_version=model.ir_version)
     proto.opset_import.extend(onnx.helper.make_opsetid(domain, v) for domain, v in model.opset_imports.items())
     proto.functions.extend(ir.to_proto(f) for f in model.functions.values())
@@ -33,13 +48,4 @@ def largest_value(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> int:
         else:
             dims = [int(d) for d in tensor.shape.numpy()]
             proto.graph.input.append(onnx.helper.make_tensor_value_info(name, int(tensor.dtype), dims))
-    try:
-        inferred = bounds.infer_shapes(proto)
-    except Exception:  # stale or wrong shapes: whoever runs the model will see
-        return 0
-    largest = 0
-    for info in (*inferred.graph.value_info, *inferred.graph.output):
-        dims = info.type.tensor_type.shape.dim
-        if dims and all(d.HasField("dim_value") for d in dims):
-            largest = max(largest, math.prod(d.dim_value for d in dims))
-    return largest
+    return proto

@@ -5,7 +5,7 @@
     past_key float [batch, 12, past, 64]   one token after a past, no past, some past
 
 Dims that share a symbol get the same value in every input; a dim written as a sum or product of other symbols
-follows from them. Which sizes are usual says kinds.py, which values values.py.
+follows from them. kinds.py says which sizes are usual, values.py which values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from opsmith import machine, sizes
+from opsmith import dim_names, machine, sizes
 from opsmith.check import kinds
 from opsmith.check.footprint import largest_value
 from opsmith.check.kinds import Usual
@@ -114,7 +114,7 @@ def _expression(dim: str, standalone: Iterable[str]) -> sizes.Size | None:
     alone = set(standalone)
     if dim.startswith("total_") and {f"past_{dim[6:]}", dim[6:]} <= alone:
         return sizes.name(f"past_{dim[6:]}") + sizes.name(dim[6:])  # the usual names of decoders with a KV cache
-    size = sizes.parse(dim)
+    size = dim_names.parse(dim)
     if size is None or size.name == dim:
         return None
     # "batch-size" is a name with a dash unless `batch` or `size` exist by themselves.
@@ -155,15 +155,15 @@ def shape_of(spec: Input, dims: Mapping[str, int]) -> tuple[int, ...]:
 def usual_sizes(inputs: Sequence[Input]) -> dict[str, Usual]:
     """free symbol -> its usual sizes, in order of appearance."""
     texts = [(dim, spec, axis) for spec in inputs for axis, dim in enumerate(spec.dims) if isinstance(dim, str)]
-    standalone = {dim for dim, _, _ in texts if (size := sizes.parse(dim)) is None or size.name == dim}
-    found: dict[str, Usual] = {}
+    standalone = {dim for dim, _, _ in texts if (size := dim_names.parse(dim)) is None or size.name == dim}
+    usual_of: dict[str, Usual] = {}
     for dim, spec, axis in texts:
         size = _expression(dim, standalone)
         for symbol in [dim] if size is None else sorted(sizes.names(size)):
             usual = (spec.usual[axis] if size is None else None) or kinds.by_name(symbol)
-            if symbol not in found or (size is None and _weight(usual) > _weight(found[symbol])):
-                found[symbol] = usual
-    return found
+            if symbol not in usual_of or (size is None and _weight(usual) > _weight(usual_of[symbol])):
+                usual_of[symbol] = usual
+    return usual_of
 
 
 def _weight(usual: Usual) -> int:

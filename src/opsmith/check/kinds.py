@@ -58,7 +58,7 @@ class Facts:
     image_unit: int  # sides are multiples of it, at least in what the model is used with
 
     def halved(self) -> Facts:
-        """The same with a picture of half the side, one unit at least."""
+        """The same facts with a picture of half the side, one unit at least."""
         side = max(1, self.image_side // 2 // self.image_unit) * self.image_unit
         return dataclasses.replace(self, image_side=side)
 
@@ -101,7 +101,7 @@ def _usual_side(model: ir.Model) -> int:
 
 
 def _stride(model: ir.Model) -> int:
-    """By how much the picture shrinks at most on its way through the graph, up to 64."""
+    """The most that the picture shrinks on its way through the graph, up to 64 times."""
     shrunk: dict[ir.Value, float] = collections.defaultdict(lambda: 1.0)
     most = 1.0
     for node in model.graph:
@@ -255,11 +255,11 @@ _SAME_SHAPE = {"Identity", "Dropout", "DynamicQuantizeLinear"} | {
 
 def forced_sizes(value: ir.Value) -> dict[int, int]:
     """axis -> size, where a weight that the input meets on its way has room for that one only."""
-    found: dict[int, int] = {}
+    forced: dict[int, int] = {}
     if value.shape is not None:
         for axis, size in _forced(value, list(range(len(value.shape)))):
-            found.setdefault(axis, size)
-    return found
+            forced.setdefault(axis, size)
+    return forced
 
 
 def _forced(value: ir.Value, axes: list[int | None]) -> Iterator[tuple[int, int]]:

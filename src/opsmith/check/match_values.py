@@ -47,9 +47,11 @@ def match(
             given = values_a.get(name)
             if not isinstance(given, np.ndarray) or given.size < 2:
                 continue
-            found = [n for n in alike[_kind(given)] if _near(given, values_b[n]) and same(name, given, values_b[n])]
-            if found:
-                equals[name] = sorted(found, key=lambda n: makers[n] != node.op_type)
+            same_numbers = [
+                n for n in alike[_kind(given)] if _near(given, values_b[n]) and same(name, given, values_b[n])
+            ]
+            if same_numbers:
+                equals[name] = sorted(same_numbers, key=lambda n: makers[n] != node.op_type)
     inputs = {v.name or "" for v in (*a.graph.inputs, *b.graph.inputs)}
     return Match(equals, _parting(a, b, {**{n: [n] for n in inputs}, **equals}, values_a, values_b))
 
@@ -103,7 +105,7 @@ def _kind(value: Any) -> tuple[Any, ...]:
 
 
 def _near(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> bool:
-    """Not obviously different: what is compared with everything of its shape must be cheap to tell apart."""
+    """Whether two arrays may be equal, by a few of their elements: a value is compared with every other of its shape."""
     if x.dtype.kind != "f":
         return True
     step = max(1, x.size // SAMPLED)

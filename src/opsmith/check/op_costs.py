@@ -64,7 +64,7 @@ def is_known(node: onnx.NodeProto) -> bool:
 
 
 def node_flops(node: onnx.NodeProto, shapes: Shapes) -> int | None:
-    """None if the op is not known or one of the shapes it takes is missing."""
+    """The FLOPs of a node; None if the op is not known or one of the shapes it takes is missing."""
     if not is_known(node):
         return None
     op, row = node.op_type, (node.domain.removeprefix("ai.onnx"), node.op_type)

@@ -36,7 +36,7 @@ class Bounds:
         return Bounds(low, max(low, high), self.whole or other.whole)
 
     def narrow(self) -> Bounds:
-        """The two smallest whole numbers of it."""
+        """Bounds of only the two smallest whole numbers within these."""
         return dataclasses.replace(self, high=min(self.high, self.low + 1))
 
 
@@ -89,8 +89,8 @@ def rule(ops: str, *positions: int) -> Callable[[Rule], Rule]:
 
 
 def guess(use: Use) -> Guess:
-    found = _RULES.get((use.node.op_type, use.position))
-    return None if found is None else found(use)
+    guesser = _RULES.get((use.node.op_type, use.position))
+    return None if guesser is None else guesser(use)
 
 
 def _stored(value: ir.Value | None) -> ir.Value | None:
@@ -189,7 +189,7 @@ def _labels(use: Use) -> Guess:
 
 @rule("Equal", 0, 1)
 def _compared(use: Use) -> Guess:
-    """What is compared with a constant should now and then equal it."""
+    """Values that now and then equal the constant that they are compared with."""
     other = use.constant(1 - use.position)
     if other is None or not other.size or other.dtype.kind not in "iu" or not use.integer:
         return None
@@ -209,8 +209,8 @@ def _boxes(use: Use) -> Guess:
         return None
     far = np.array([data[-1], data[-2]]) / float(use.node.attributes.get_float("spatial_scale", 1.0) or 1.0)
     corner = use.rng.uniform(0, 0.4, (boxes[0], 2)) * far
-    found = np.concatenate([corner, corner + use.rng.uniform(0.3, 0.5, (boxes[0], 2)) * far], 1)
-    return np.concatenate([np.zeros((boxes[0], 1)), np.floor(found)], 1) if boxes[1] == 5 else found
+    boxed = np.concatenate([corner, corner + use.rng.uniform(0.3, 0.5, (boxes[0], 2)) * far], 1)
+    return np.concatenate([np.zeros((boxes[0], 1)), np.floor(boxed)], 1) if boxes[1] == 5 else boxed
 
 
 # --- sizes, and which axes --------------------------------------------------------------------------------
@@ -526,7 +526,7 @@ def _suppression(use: Use) -> Guess:
 
 @rule("Dropout", 1, 2)
 def _dropout(use: Use) -> Guess:
-    """Not in training: its result would be another one in every run."""
+    """Not in training: the result would change from run to run."""
     return Bounds(0.1, 0.5) if use.position == 1 else np.zeros(use.count, bool)
 
 

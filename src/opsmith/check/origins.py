@@ -24,11 +24,12 @@ from pathlib import Path
 import onnx
 
 from opsmith import store
+from opsmith.nodes import operator_name, subgraphs
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A node by what matters here. `name` is made up where the file has none."""
+    """What is looked at of a node. `name` is made up where the file has none."""
 
     name: str
     op: str
@@ -52,7 +53,7 @@ def graph_of(proto: onnx.ModelProto) -> Graph:
     nodes = tuple(
         Node(
             node.name or made_up_name(node.op_type, node.output),
-            node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}",
+            operator_name(node),
             tuple(n for n in (*node.input, *_captured(node)) if n),
             tuple(o for o in node.output if o),
         )
@@ -69,12 +70,11 @@ def made_up_name(op: str, outputs: Iterable[str]) -> str:
 def _captured(node: onnx.NodeProto) -> list[str]:
     """Values of the outer graph that the node's subgraphs read."""
     captured: list[str] = []
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            made = {o for inner in graph.node for o in inner.output} | {v.name for v in graph.input}
-            made |= {tensor.name for tensor in graph.initializer}
-            for inner in graph.node:
-                captured += [n for n in (*inner.input, *_captured(inner)) if n not in made]
+    for graph in subgraphs(node):
+        made = {o for inner in graph.node for o in inner.output} | {v.name for v in graph.input}
+        made |= {tensor.name for tensor in graph.initializer}
+        for inner in graph.node:
+            captured += [n for n in (*inner.input, *_captured(inner)) if n not in made]
     return captured
 
 

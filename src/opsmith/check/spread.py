@@ -2,13 +2,21 @@
 
 A step (a quantizer, a rounding, a comparison) turns a difference of the last bit into one of a whole step, and the next
 layers amplify it: a quantized model differs from itself by a tenth of its output when ONNX Runtime's optimizations are
-switched off. So the source is run again with its optimizations off, with its inputs an ulp away, and with what enters its
-steps, and its sums in half precision, a few ulps away, each number by itself and equal numbers alike: of a picture of one colour, whole
-channels are one number, which another order of sums moves as a whole; a model without steps, of which degenerate inputs are asked, with its sums
-a few ulps of their terms away, and with its norms' inputs shifted, which changes nothing but how their means are rounded. What these runs differ by is its spread; a variant may differ from it by twice as much, in every
-statistic: the largest difference, the mean square, and the systematic parts that rounding does not have (offset, gain),
-over all elements and over the worst slice of every axis, where a wrong channel shows. Of the bytes of a KV cache so few flip that all but
-the largest are a matter of chance: where that is one step, or within the spread, they pass if a quarter of a step is the mean at most.
+switched off. So the source is run again in ways that must give the same result but for rounding:
+
+    optimizations off   the same nodes, in ONNX Runtime's plain kernels
+    inputs              an ulp away
+    steps               what enters them, and sums in half precision, a few ulps away: each number by itself, and equal numbers alike
+                        (of a picture of one colour whole channels are one number, which another order of sums moves as a whole)
+    sums, norms         where a model has no steps and its inputs are degenerate: its sums a few ulps of their terms away, and its norms'
+                        inputs shifted, which changes nothing but how their means are rounded
+
+What these runs differ by is the source's spread. A variant may differ from the source by twice as much in every statistic: the
+largest difference, the mean square, and the systematic parts that rounding does not have (offset, gain), over all elements and over
+the worst slice of every axis, where a wrong channel shows.
+
+Of the bytes of a KV cache so few flip that all statistics but the largest are a matter of chance. Where the largest is one step, or
+within the spread, they pass if the mean is at most a quarter of a step.
 """
 
 from __future__ import annotations
@@ -27,6 +35,7 @@ import onnx_ir as ir
 from opsmith import bounds, machine, session
 from opsmith.check.inputs import Array
 from opsmith.errors import OpsmithError
+from opsmith.nodes import ONNX
 
 ROOM = 2.0  # times its own spread
 ULPS = 8  # that what enters a step moves by at most, as it does when a sum is taken in another order
@@ -53,7 +62,8 @@ _EPSILON = {**{kind: ULPS * ulp for kind, ulp in _ULP.items()}, onnx.TensorProto
 
 
 def has_steps(model: ir.Model) -> bool:
-    """Shape arithmetic does not count: no ulp moves the size of a picture. Halves do: every node rounds to them."""
+    """Whether a model has steps. Shape arithmetic does not count: no ulp moves the size of a picture. Halves do: every node rounds to
+    them."""
     exact: set[ir.Value] = set()
     if any(v.dtype in _HALVES for v in (*model.graph.inputs, *model.graph.initializers.values())):
         return True
@@ -182,7 +192,7 @@ def _shaken(seed: int, sums: bool = False, alike: bool = False) -> Callable[[onn
 def _shift_norms(proto: onnx.ModelProto) -> None:
     """Subtract from what enters a norm its largest element per mean: x - max has the deviations of x, and another mean. That of a
     constant becomes exact: summed up as it is, thousands of times, its error is what the norm makes large."""
-    by_input = any(o.domain in ("", "ai.onnx") and o.version >= 18 for o in proto.opset_import)
+    by_input = any(o.domain in ONNX and o.version >= 18 for o in proto.opset_import)
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:
         if node.op_type == "InstanceNormalization" or (node.op_type == "LayerNormalization" and _last_axis(node)):
@@ -235,7 +245,7 @@ def _shake(graph: onnx.GraphProto, kinds: Mapping[str, int], rng: np.random.Gene
 
 
 def _shake_sums(graph: onnx.GraphProto, kinds: Mapping[str, int], rng: np.random.Generator) -> None:
-    """Those of the main graph."""
+    """Shake the sums of the main graph."""
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         nodes += [node, *_moved_sum(node, kinds, rng)]
@@ -349,7 +359,7 @@ def statistics(reference: Array, other: Array) -> dict[str, float] | None:
                 others = tuple(i for i in range(part.ndim) if i != axis - len(index))
                 totals[axis][at] += part.sum(others)
     count = reference.size
-    found = {
+    figures = {
         "largest": largest,
         "mean square": math.sqrt(squares[0].sum() / count) if shape else largest,
         "offset": abs(float(sums[0].sum())) / count if shape else largest,
@@ -357,9 +367,9 @@ def statistics(reference: Array, other: Array) -> dict[str, float] | None:
     }
     for axis, length in enumerate(shape):
         if length > 1 and len(shape) > 1:
-            found[f"mean square on axis {axis}"] = math.sqrt(float(squares[axis].max()) * length / count)
-            found[f"offset on axis {axis}"] = float(np.abs(sums[axis]).max()) * length / count
-    return found
+            figures[f"mean square on axis {axis}"] = math.sqrt(float(squares[axis].max()) * length / count)
+            figures[f"offset on axis {axis}"] = float(np.abs(sums[axis]).max()) * length / count
+    return figures
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

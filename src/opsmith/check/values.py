@@ -55,7 +55,7 @@ def random_inputs(
 
 def ranges(model: ir.Model, feed: Mapping[str, Array], dims: Mapping[str, int]) -> dict[str, Any]:
     """What is known of the values of each input, as JSON: for the record of a variant whose graph no longer shows it."""
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     shapes = {name: array.shape for name, array in feed.items() if isinstance(array, np.ndarray)}
     about = _About(shapes, 0, dims)
     for value in model.graph.inputs:
@@ -64,10 +64,10 @@ def ranges(model: ir.Model, feed: Mapping[str, Array], dims: Mapping[str, int]) 
             continue
         guess = _guess(model, value, array.shape, about, np.random.default_rng(0))
         if isinstance(guess, Bounds):
-            found[value.name or ""] = {"low": guess.low, "high": guess.high}
+            limits[value.name or ""] = {"low": guess.low, "high": guess.high}
         elif guess is not None and array.size <= 64 and array.dtype.kind in "fiub":
-            found[value.name or ""] = {"value": array.tolist()}
-    return found
+            limits[value.name or ""] = {"value": array.tolist()}
+    return limits
 
 
 def free_floats(model: ir.Model, feed: Mapping[str, Any], dims: Mapping[str, int]) -> list[str]:
@@ -207,7 +207,7 @@ def _length(name: str, dtype: ir.DataType, shape: tuple[int, ...], about: _About
 
 
 def _of_picture(name: str, dtype: ir.DataType, shape: tuple[int, ...], about: _About, rng: np.random.Generator) -> Any:
-    """Height and width of the picture beside it."""
+    """Height and width of the picture among the inputs."""
     pictures = [s for s in about.shapes.values() if len(s) == 4]
     return np.array(pictures[0][2:]) if pictures and shape[-1:] == (2,) else None
 

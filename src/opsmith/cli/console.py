@@ -32,7 +32,6 @@ def printable(text: str) -> str:
 
 
 out = _Console(highlight=False, soft_wrap=False)
-err = _Console(stderr=True, highlight=False)
 quiet = False
 verbose = False
 as_json = False

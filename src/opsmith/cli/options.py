@@ -25,6 +25,9 @@ Calibration = Annotated[
         help="Text, .npz file, folder, or `generated`; repeatable. Stored test data and generated ones by default."
     ),
 ]
+CaseShape = Annotated[
+    list[str] | None, typer.Option(help="Generate cases of this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
+]
 Csv = Annotated[
     Path | None, typer.Option("--csv", help="Write the figures to this .csv file; - prints them instead of the table.")
 ]
@@ -56,3 +59,8 @@ Shape = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads of ONNX Runtime; all cores by default.")]
 Writer = Annotated[Path | None, typer.Option("--writer", help="A text model folder; the starter's by default.")]
+
+
+def cases(calibration: list[str] | None) -> str | list[str] | None:
+    """What --calibration gave, as the verbs take it."""
+    return "generated" if calibration == ["generated"] else calibration or None

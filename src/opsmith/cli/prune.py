@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opsmith.cli import console, options
+from opsmith.cli.quantize import quality_rows
 from opsmith.measure.units import size
 
 if TYPE_CHECKING:
@@ -45,9 +46,7 @@ def command(
     repair: Annotated[bool, typer.Option(help="Fit the weights that stay by least squares.")] = True,
     uniform: Annotated[bool, typer.Option("--uniform", help="The same share from every layer.")] = False,
     calibration: options.Calibration = None,
-    shape: Annotated[
-        list[str] | None, typer.Option(help="Generate cases of this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
-    ] = None,
+    shape: options.CaseShape = None,
     samples: options.Samples = 64,
     threads: options.Threads = None,
     overwrite: options.Overwrite = False,
@@ -56,7 +55,6 @@ def command(
     from opsmith.check.inputs import parse_fixed
     from opsmith.compress.prune import prune
 
-    given: object = "generated" if calibration == ["generated"] else calibration
     result = prune(
         src,
         dest,
@@ -67,7 +65,7 @@ def command(
         importance_by=importance,
         repair=repair,
         uniform=uniform,
-        calibration=given or None,
+        calibration=options.cases(calibration),
         shapes=parse_fixed(shape or []),
         samples=samples,
         threads=threads,
@@ -83,16 +81,11 @@ def _print(result: PruneResult) -> None:
         console.show(table)
     for line in result.refused:
         console.say(f"left as it was: {console.escape(line)}")
-    quality = result.quality
     table = console.table("", ">before", ">after")
     table.add_row("size", size(result.before), size(result.after))
     what = "weights that are not zero" if result.method == "magnitude" else "weights"
     table.add_row(what, str(result.weights[0]), str(result.weights[1]))
-    table.add_row("relative error", "", f"{quality.error:.2e}")
-    table.add_row("cosine similarity", "", f"{quality.cosine:.6f}")
-    if quality.kl is not None and quality.top1 is not None:
-        table.add_row("KL divergence, nats", "", f"{quality.kl:.2e}")
-        table.add_row("top-1 agreement", "", f"{quality.top1:.1%}")
+    quality_rows(table, result.quality)
     console.show(table)
     console.say(
         "judged on calibration cases kept apart"

@@ -11,7 +11,10 @@ from opsmith.cli import console, options
 from opsmith.measure.units import size
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from opsmith.compress.pipeline import PipelineResult
+    from opsmith.compress.quality import Quality
     from opsmith.compress.quantize import QuantizeResult
 
 PANEL = "Road"
@@ -61,9 +64,7 @@ def command(
     spare: Annotated[
         bool, typer.Option("--spare/--no-spare", help="Keep the ends and the time embedding of a diffusion UNet.")
     ] = True,
-    shape: Annotated[
-        list[str] | None, typer.Option(help="Generate cases of this shape: NAME=1x4x64x64 or SYMBOL=2; repeatable.")
-    ] = None,
+    shape: options.CaseShape = None,
     samples: options.Samples = 8,
     threads: options.Threads = None,
     overwrite: options.Overwrite = False,
@@ -73,9 +74,6 @@ def command(
     from opsmith.compress.pipeline import is_pipeline, quantize_pipeline
     from opsmith.compress.quantize import quantize
 
-    given: object = calibration
-    if calibration == ["generated"]:
-        given = "generated"
     wanted: dict[str, Any] = {
         "overwrite": overwrite,
         "method": method,
@@ -83,7 +81,7 @@ def command(
         "block": block,
         "symmetric": symmetric,
         "embeddings": embeddings,
-        "calibration": given or None,
+        "calibration": options.cases(calibration),
         "shapes": parse_fixed(shape or []),
         "ranges": ranges,
         "per_channel": per_channel,
@@ -124,17 +122,22 @@ def _print(result: QuantizeResult) -> None:
         console.show(table)
     for line in result.left:
         console.say(f"left as it was: {console.escape(line)}")
-    quality = result.quality
     table = console.table("", ">before", ">after")
     table.add_row("size", size(result.before), size(result.after))
     table.add_row("weights quantized", "", str(result.quantized))
-    table.add_row("relative error", "", f"{quality.error:.2e}")
-    table.add_row("max abs error", "", f"{quality.max_abs:.2e}")
-    table.add_row("cosine similarity", "", f"{quality.cosine:.6f}")
-    if quality.kl is not None and quality.top1 is not None:
-        table.add_row("KL divergence, nats", "", f"{quality.kl:.2e}")
-        table.add_row("top-1 agreement", "", f"{quality.top1:.1%}")
+    quality_rows(table, result.quality, largest=True)
     console.show(table)
     for remark in result.remarks:
         console.remark(remark)
     console.say(f"wrote {console.escape(str(result.variant.path))}")
+
+
+def quality_rows(table: Table, quality: Quality, *, largest: bool = False) -> None:
+    """What was lost, in the last column of a table of three."""
+    table.add_row("relative error", "", f"{quality.error:.2e}")
+    if largest:
+        table.add_row("max abs error", "", f"{quality.max_abs:.2e}")
+    table.add_row("cosine similarity", "", f"{quality.cosine:.6f}")
+    if quality.kl is not None and quality.top1 is not None:
+        table.add_row("KL divergence, nats", "", f"{quality.kl:.2e}")
+        table.add_row("top-1 agreement", "", f"{quality.top1:.1%}")

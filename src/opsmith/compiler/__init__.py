@@ -9,18 +9,18 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
-from opsmith import machine, session, settings, store
-from opsmith.check.feed import Given, Judged, judged_feed
+from opsmith import machine, settings, store
+from opsmith.check.feed import Given, judged_feed
 from opsmith.check.inputs import Fixed
 from opsmith.compiler import auto, cache_type, geometry, keep
-from opsmith.compiler.attempt import Attempt, better, build_attempt, facts
-from opsmith.compiler.build import BUILD_SCRIPT, find_compiler
+from opsmith.compiler.attempt import Attempt, better, build_attempt
+from opsmith.compiler.build import find_compiler
 from opsmith.compiler.cut import Cut, HandedBack
 from opsmith.compiler.faults import cannot_compile, find_fault
+from opsmith.compiler.finish import finish, give_test_data
 from opsmith.compiler.forms import cut_forms, main_cut, tuned
 from opsmith.compiler.lower import Target
 from opsmith.compiler.mixed import choose_precisions
@@ -68,20 +68,20 @@ def compile(
     _check_not_compiled(src)
     with cache_type.with_cache_type(src, cache) as cached:
         request = Request(
-            cached,
-            dest,
-            regions,
-            chosen.search,
-            strict,
-            shapes,
-            inputs,
-            verify,
-            tool,
-            precise,
-            cpu,
-            system,
-            bound,
-            cache,
+            src=cached,
+            dest=dest,
+            regions=regions,
+            search=chosen.search,
+            strict=strict,
+            shapes=shapes,
+            inputs=inputs,
+            verify=verify,
+            tool=tool,
+            precision=precise,
+            cpu=cpu,
+            system=system,
+            max_error=bound,
+            cache=cache,
         )
         for name, target in request.targets.items():
             if chosen.search and not request.runs(target):
@@ -128,9 +128,9 @@ def _max_error(precision: str, given: float | None) -> float | None:
 
 
 def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> Iterator[Attempt]:
-    """Cut, build, verify, measure; again without the nodes that were wrong or slow, as long as that promises something.
+    """Cut, build, verify, measure; then again without the nodes that were wrong or slow, as long as another cut is likely to pay.
 
-    Only attempts that verified come out.
+    Only attempts that verified are yielded.
     """
     handed_back: HandedBack = {}
     remarks: list[str] = []
@@ -148,16 +148,16 @@ def attempts(source: Source, request: Request, draft: Draft, clock: Clock) -> It
             name = f"attempt{number}"
             try:
                 attempt = build_attempt(cuts, request, draft, name, clock)
-                _give_test_data(path, request, attempt.draft, judged)
+                give_test_data(path, request, attempt.draft, judged)
                 attempt.result.tuning, attempt.result.judged, attempt.result.choices = tuning, judged, choices
                 attempt.result.remarks += remarks
-                found = find_fault(path, attempt, request, wrong, clock)
+                fault = find_fault(path, attempt, request, wrong, clock)
             except DoesNotCompile as error:
-                found = cannot_compile(error, cuts, request, wrong)
-            if found is not None:
+                fault = cannot_compile(error, cuts, request, wrong)
+            if fault is not None:
                 wrong += 1
-                handed_back |= found.nodes
-                remarks.append(found.remark)
+                handed_back |= fault.nodes
+                remarks.append(fault.remark)
                 shutil.rmtree(draft.folder / name)
                 continue
             if judge is None or not attempt.cut.regions:
@@ -178,9 +178,10 @@ def cut_and_tune(
     """A tuned cut for each CPU, and how the first one was tuned."""
     cuts = cut_forms(source, request.regions, targets, handed_back)
     clock.lap("lower")
-    tunings = {cpu: tuned(pieces, request, targets[cpu], handed_back) for cpu, pieces in cuts.items()}
+    outcomes = {cpu: tuned(pieces, request, targets[cpu], handed_back) for cpu, pieces in cuts.items()}
     clock.lap("tune")
-    return {cpu: found[0] for cpu, found in tunings.items()}, next(iter(tunings.values()))[1]
+    _, tuning = next(iter(outcomes.values()))
+    return {cpu: pieces for cpu, (pieces, _) in outcomes.items()}, tuning
 
 
 def measure(attempt: Attempt, judge: keep.Judge, clock: Clock, profile: bool) -> list[GroupDifference]:
@@ -197,82 +198,10 @@ def measure(attempt: Attempt, judge: keep.Judge, clock: Clock, profile: bool) ->
 
 
 def worth_handing_back(losers: list[GroupDifference], judge: keep.Judge, handed_back: HandedBack) -> HandedBack:
-    """The nodes that lost and are not handed back yet; none where a cut without them promises nothing."""
+    """The nodes that lost and are not handed back yet; none if a cut without them is unlikely to be faster."""
     slow = {name: keep.why(group) for group in losers for name in group.nodes if name not in handed_back}
     return slow if slow and judge.promises(losers) else {}
 
 
-def finish(best: Attempt | None, request: Request, draft: Draft) -> CompileResult:
-    """The best attempt becomes the variant; where none is faster than the source, the source itself does."""
-    assert best is not None
-    result = best.result
-    if not best.cut.regions or (result.timing is not None and result.timing.slower):
-        return keep_source(best, request, draft)
-    for file in best.draft.folder.iterdir():
-        shutil.move(str(file), draft.folder / file.name)
-    best.draft.folder.rmdir()
-    record(draft, best, request)
-    return result
-
-
-def record(draft: Draft, best: Attempt, request: Request) -> None:
-    """Provenance: what was compiled, for which CPU, with which algorithms, how exact and how fast it was measured to be."""
-    result = best.result
-    name = (best.draft.record["compiled"] or {}).get("library")
-    library = draft.folder / name if name else None
-    if request.tool is None:
-        result.remarks.append(f"not built: {draft.source_folder.name}/{BUILD_SCRIPT} beside it does that")
-    draft.record["compiled"] = facts(best.cuts, result, best.domain, library, request.tool)
-    if result.verified is not None:
-        worst = result.verified.worst
-        draft.record["verified"] = {
-            o.name: {
-                "max_abs": o.max_abs,
-                "max_rel": o.max_rel,
-                **({} if o.bound is None else {"of_scale": o.of_scale, "cosine": o.cosine, "bound": o.bound}),
-                **({} if o.spread is None else {"own_spread": o.spread}),
-            }
-            for o in worst
-        }
-    if result.judged is not None:
-        draft.record["inputs"] = result.judged.record
-
-
-def keep_source(best: Attempt, request: Request, draft: Draft) -> CompileResult:
-    """Nothing is worth compiling: the variant is the source, byte for byte, with no error to speak of."""
-    result = best.result
-    slow = result.timing
-    why = "nothing in it can be compiled" if slow is None else f"compiled it would run at {slow.ratio:.2g}x its speed"
-    result.remarks.append(f"the model stays as it is, all with ONNX Runtime: {why}")
-    shutil.rmtree(best.draft.folder)
-    reasons = {name: why for _, name, why in result.left}
-    stay = best.cut.source.nodes()
-    result.left = [(n.op_type, n.name or "", reasons.get(n.name or "", "faster in ONNX Runtime")) for n in stay]
-    result.regions, result.sources, result.verified = [], [], None
-    store.copy_model(request.src, draft.path)
-    _copy_test_data(request.src, draft)
-    draft.record["compiled"] = facts(best.cuts, result, None, None, request.tool) | {"regions": []}
-    return result
-
-
 def _parent(src: ModelLike) -> ModelLike | None:
     return None if isinstance(src, ir.Model) else src
-
-
-def _give_test_data(source: Path, request: Request, draft: Draft, judged: Judged | None) -> None:
-    """The source's test data; fresh data where --shape asks for another size than it has."""
-    sizes = [{n: np.shape(a) for n, a in data.inputs.items()} for data in store.read_test_data(source)]
-    if not request.shapes or not sizes:
-        _copy_test_data(request.src, draft)
-    elif judged is not None and judged.feed is not None:
-        if all(size == {n: np.shape(a) for n, a in judged.feed.items()} for size in sizes):
-            _copy_test_data(request.src, draft)
-            return
-        running = session.load(source, optimize=False)
-        names = [o.name for o in running.get_outputs()]
-        store.write_test_data(draft.folder, judged.feed, dict(zip(names, session.run(running, judged.feed))))
-
-
-def _copy_test_data(src: ModelLike, draft: Draft) -> None:
-    if isinstance(src, (str, Path, Variant)):
-        store.copy_test_data(store.find_model(src), draft.folder)

@@ -47,7 +47,7 @@ def build_attempt(cuts: dict[str, Cut], request: Request, draft: Draft, name: st
     data = own.path.with_name(f"{own.path.name}.data")
     pieces = main_cut(cuts)
     forms = pack_weights(cuts, data)
-    # the source's pages, which packing read, would count on top of what verifying needs
+    # packing has read the source's pages, which would add to the memory that verifying needs
     store.release(pieces.source.model)
     clock.lap("pack")
     result = summarize(pieces, clock)

@@ -60,21 +60,21 @@ def layers(pieces: Cut, values: Values) -> list[Layer]:
     facts = pieces.source.scopes[0].analysis.facts
     nodes = {n.name or "": n for r in pieces.regions for n in r.nodes}
     calls = [c for p in pieces.programs for c in p.calls if c.precision in (INT8, BF16)]
-    found: dict[str, tuple[float, dict[str, float]]] = {}
+    products: dict[str, tuple[float, dict[str, float]]] = {}
     for call in calls:
         node, operations = nodes.get(call.node), float(estimate(call.flops))
         if node is None:  # made of several nodes of the model while it was lowered
-            found[call.node] = (operations, {p.name: USUAL[p.name] for p in (BF16, call.precision) if p is not None})
+            products[call.node] = (operations, {p.name: USUAL[p.name] for p in (BF16, call.precision) if p is not None})
             continue
         fact = facts.get(node.inputs[1]) if node.inputs[1] is not None else None
         weights = fact.constant if fact is not None else None
-        found[call.node] = (operations, _loss(node, weights, values, call.precision is INT8))
-    total = sum(operations for operations, _ in found.values()) or 1.0
-    return [Layer(name, operations / total, errors) for name, (operations, errors) in found.items()]
+        products[call.node] = (operations, _loss(node, weights, values, call.precision is INT8))
+    total = sum(operations for operations, _ in products.values()) or 1.0
+    return [Layer(name, operations / total, errors) for name, (operations, errors) in products.items()]
 
 
 def _loss(node: ir.Node, weights: Constant | None, values: Values, bytes_too: bool) -> dict[str, float]:
-    """The errors of a product."""
+    """What a product loses in each precision that it can run in."""
     x = values.get(node.inputs[0].name or "") if node.inputs[0] is not None else None
     in_blocks = node.op_type == "MatMulNBits"
     if x is None or weights is None or in_blocks:  # or attention, or a body whose values change from turn to turn

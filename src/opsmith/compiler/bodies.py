@@ -13,14 +13,10 @@ import onnx_ir as ir
 
 from opsmith.analysis.registry import key_of
 from opsmith.analysis.values import Abstract
-from opsmith.compiler import ml_bodies, quantized_bodies, runtime_bodies
+from opsmith.compiler import attention_bodies, ml_bodies, quantized_bodies, runtime_bodies
+from opsmith.rewriter.rule import attribute
 
 Body = Callable[[ir.Node, list["Abstract | None"], int], "str | None"]
-
-
-def _attribute(node: ir.Node, name: str, default: float) -> float:
-    found = node.attributes.get(name)
-    return default if found is None else float(found.value)
 
 
 def batch_normalization(node: ir.Node, inputs: list[Abstract | None], opset: int) -> str | None:
@@ -29,14 +25,14 @@ def batch_normalization(node: ir.Node, inputs: list[Abstract | None], opset: int
     known = [i for i in inputs[:5] if i is not None]
     if x is None or len(known) != 5 or len({i.dtype for i in known}) != 1 or x.rank < 2:
         return None
-    if _attribute(node, "training_mode", 0) and opset >= 18:
+    if attribute(node, "training_mode", 0) and opset >= 18:
         return _training(node, x.rank)
-    if _attribute(node, "training_mode", 0) or len(node.outputs) > 1 or opset < 9:
+    if attribute(node, "training_mode", 0) or len(node.outputs) > 1 or opset < 9:
         return None
     shape = ", ".join(["-1", *["1"] * (x.rank - 2)])
     return f"""BatchNormalization (x, scale, bias, mean, var) => (y) {{
         shape = Constant <value_ints: ints = [{shape}]> ()
-        small = Constant <value_float: float = {_attribute(node, "epsilon", 1e-5)!r}> ()
+        small = Constant <value_float: float = {attribute(node, "epsilon", 1e-5)!r}> ()
         epsilon = CastLike (small, var)
         above = Add (var, epsilon)
         deviation = Sqrt (above)
@@ -57,11 +53,11 @@ def _training(node: ir.Node, rank: int) -> str:
     return f"""BatchNormalization (x, scale, bias, mean, var) => (y, running_mean, running_var) {{
         axes = Constant <value_ints: ints = [{axes}]> ()
         shape = Constant <value_ints: ints = [{shape}]> ()
-        small = Constant <value_float: float = {_attribute(node, "epsilon", 1e-5)!r}> ()
+        small = Constant <value_float: float = {attribute(node, "epsilon", 1e-5)!r}> ()
         epsilon = CastLike (small, x)
-        share = Constant <value_float: float = {_attribute(node, "momentum", 0.9)!r}> ()
+        share = Constant <value_float: float = {attribute(node, "momentum", 0.9)!r}> ()
         momentum = CastLike (share, mean)
-        change = Constant <value_float: float = {1 - _attribute(node, "momentum", 0.9)!r}> ()
+        change = Constant <value_float: float = {1 - attribute(node, "momentum", 0.9)!r}> ()
         rest = CastLike (change, mean)
         center = ReduceMean <keepdims: int = 1> (x, axes)
         moved = Sub (x, center)
@@ -91,11 +87,11 @@ def lp_normalization(node: ir.Node, inputs: list[Abstract | None], opset: int) -
     """y = x / norm along the axis, and 0 where the norm is 0"""
     if inputs[0] is None or opset < 18:
         return None
-    norm = {1: "ReduceL1", 2: "ReduceL2"}.get(int(_attribute(node, "p", 2)))
+    norm = {1: "ReduceL1", 2: "ReduceL2"}.get(int(attribute(node, "p", 2)))
     if norm is None:
         return None
     return f"""LpNormalization (x) => (y) {{
-        axes = Constant <value_ints: ints = [{int(_attribute(node, "axis", -1))}]> ()
+        axes = Constant <value_ints: ints = [{int(attribute(node, "axis", -1))}]> ()
         norm = {norm} <keepdims: int = 1> (x, axes)
         nothing = Constant <value_float: float = 0.0> ()
         zero = CastLike (nothing, x)
@@ -111,6 +107,7 @@ BODIES: dict[tuple[str, str], Body] = {
     **ml_bodies.BODIES,
     **quantized_bodies.BODIES,
     **runtime_bodies.BODIES,
+    **attention_bodies.BODIES,
 }
 
 

@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from opsmith import machine, settings
 from opsmith.compiler import geometry
@@ -127,9 +128,9 @@ def find_compiler(wanted: str | None = None, system: System | None = None) -> Co
         return _cross_compiler(wanted, system)
     wanted = settings.get(compiler=wanted).compiler
     for name in [wanted] if wanted else ["g++", "clang++", "zig"]:
-        found = _compiler(name)
-        if found is not None:
-            return found
+        compiler = _compiler(name)
+        if compiler is not None:
+            return compiler
     if wanted:
         raise OpsmithError(
             f"the C++ compiler {wanted!r} was not found", "name another, or none to take the first one found"
@@ -144,8 +145,8 @@ def _cross_compiler(wanted: str | None, system: System) -> Compiler:
     for name in [wanted] if wanted else [*names, "zig"]:
         if name not in (gnu, "zig"):
             raise OpsmithError(f"{name} is not used to build for {system}", "leave out --compiler, or name zig")
-        if (found := _compiler(name)) is not None:
-            return dataclasses.replace(found, system=system)
+        if (compiler := _compiler(name)) is not None:
+            return dataclasses.replace(compiler, system=system)
     raise OpsmithError(f"there is no compiler here that builds for {system}", 'pip install ".[toolchain]" brings zig')
 
 
@@ -191,7 +192,7 @@ def _header(path: Path) -> str:
 
 @functools.cache
 def headers_digest() -> str:
-    """Of all kernel headers."""
+    """A hash of all kernel headers."""
     digest = hashlib.sha256()
     for header in sorted(KERNELS.glob("*.hpp")):
         digest.update(header.name.encode() + header.read_bytes())
@@ -216,23 +217,43 @@ def build(
     cache = settings.cache_folder("objects")
     sweep_files(cache, "*.*.o")
     objects: list[Path] = []
-    todo: list[tuple[Source, Path, tuple[str, ...]]] = []
+    todo: list[_Job] = []
     for source in (s for s in sources if s.compiled):
         own = source.isa or isa
         flags = tuple(compiler.flags(own, source.namespace))
         target = cache / f"{_key(_with_headers(source, sources), compiler, own, flags)}.o"
         objects.append(target)
         if not _is_whole(target):
-            todo.append((source, target, flags))
-    alike = collections.Counter(flags for *_, flags in todo)
+            todo.append(_Job(source, target, flags))
     # What includes most first, so that the last one to finish is a small one.
-    todo.sort(key=lambda t: -len(t[0].text) - sum(map(len, included(t[0].text, t[0].isa or isa).values())))
-    with concurrent.futures.ThreadPoolExecutor(jobs or machine.cores()) as pool:
+    todo.sort(key=lambda j: -len(j.source.text) - sum(map(len, included(j.source.text, j.source.isa or isa).values())))
+    _compile_all(todo, folder, compiler, jobs or machine.cores(), on_step)
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:  # for Windows linkers leave more than the library
+        linked = Path(scratch) / library.name
+        _run(compiler.link_command(objects, linked), compiler, "link the library")
+        linked.replace(library)
+    return library
+
+
+class _Job(NamedTuple):
+    """A source file to compile."""
+
+    source: Source
+    target: Path
+    flags: tuple[str, ...]
+
+
+def _compile_all(
+    todo: Sequence[_Job], folder: Path, compiler: Compiler, cores: int, on_step: Callable[[str], None]
+) -> None:
+    """Compile the sources in FOLDER, in this order; DoesNotCompile names all files that the compiler refuses."""
+    alike = collections.Counter(job.flags for job in todo)
+    with concurrent.futures.ThreadPoolExecutor(cores) as pool:
         # Meanwhile the other cores begin with the largest files, without it.
         parsed = {flags: pool.submit(_parsed_headers, compiler, flags, files) for flags, files in alike.items()}
         futures = {
-            pool.submit(_compile_with, parsed[flags], compiler, folder / s.name, target, flags): s
-            for s, target, flags in todo
+            pool.submit(_compile_with, parsed[flags], compiler, folder / source.name, target, flags): source
+            for source, target, flags in todo
         }
         refused: list[DoesNotCompile] = []
         try:
@@ -249,11 +270,6 @@ def build(
     if refused:
         first = refused[0]
         raise DoesNotCompile(first.message, first.hint or "", frozenset().union(*(error.files for error in refused)))
-    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:  # for Windows linkers leave more than the library
-        linked = Path(scratch) / library.name
-        _run(compiler.link_command(objects, linked), compiler, "link the library")
-        linked.replace(library)
-    return library
 
 
 FILES_WORTH_PARSING_ONCE = 6  # parsing takes 1.9 s and saves 0.4 s of the 0.9 to 1.2 s of a file (Zen 4, g++ 12)
@@ -262,7 +278,7 @@ PARSED_KEPT = 4  # of 55 MB each
 
 def _parsed_headers(compiler: Compiler, flags: Sequence[str], files: int) -> list[str]:
     """Flags with which a file begins with all kernel headers, parsed once for all files with the same FLAGS (g++'s precompiled
-    header, in the cache). What the compiler cannot use it parses as text: slower, never different."""
+    header, in the cache). What the compiler cannot use, it parses as text: slower, never different."""
     if compiler.name != "g++":
         return []
     cache = settings.cache_folder("objects")
@@ -282,7 +298,7 @@ def _parsed_headers(compiler: Compiler, flags: Sequence[str], files: int) -> lis
         for old in sorted(cache.glob("*.hpp.gch"), key=lambda p: p.stat().st_mtime)[:-PARSED_KEPT]:
             old.unlink(missing_ok=True)
     else:
-        os.utime(parsed)  # the one that was not used for longest goes first
+        os.utime(parsed)  # the least recently used goes first
     return ["-include", str(header)]
 
 
@@ -327,7 +343,7 @@ def _compile(compiler: Compiler, source: Path, target: Path, flags: Sequence[str
 def _compile_with(
     parsed: concurrent.futures.Future[list[str]], compiler: Compiler, source: Path, target: Path, flags: Sequence[str]
 ) -> None:
-    """Begin with the PARSED headers if they are there by now. The object is the same, byte for byte."""
+    """Compile a file, starting from the PARSED headers if they are there by now. The object is the same, byte for byte."""
     _compile(compiler, source, target, [*flags, *(parsed.result() if parsed.done() else ())])
 
 

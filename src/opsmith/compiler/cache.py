@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from opsmith.nodes import ONNX
 from opsmith.rewriter import functions
 
 IN_PLACE = "opsmith.in_place_cache"
@@ -175,7 +176,7 @@ def _read_with_scales(graph: ir.Graph, bytes_read: ir.Node) -> None:
 
 def appends_rows(node: ir.Node) -> bool:
     """Concat(input, new) along axis 2 of 4 that leaves the model."""
-    if node.op_type != "Concat" or node.domain not in ("", "ai.onnx") or len(node.inputs) != 2:
+    if node.op_type != "Concat" or node.domain not in ONNX or len(node.inputs) != 2:
         return False
     past, out = node.inputs[0], node.outputs[0]
     if past is None or not past.is_graph_input() or past.is_initializer() or not out.is_graph_output():

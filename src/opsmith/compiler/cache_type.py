@@ -116,7 +116,7 @@ def _parts(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value]:
 
 
 def _read_instead(present: ir.Value, wide: ir.Value, by: ir.Node) -> None:
-    """WIDE for all that reads PRESENT but the node that makes it of PRESENT."""
+    """Let all that reads PRESENT read WIDE, except the node that makes WIDE of PRESENT."""
     for user, index in list(present.uses()):
         if user is not by:
             user.replace_input_with(index, wide)

@@ -14,10 +14,11 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from opsmith import store
+from opsmith import model_file
 from opsmith.compiler.partition import Region, Step, bodies
 from opsmith.compiler.program import Program
 from opsmith.compiler.source import Source
+from opsmith.nodes import ONNX
 from opsmith.rewriter.passes.unused import keeping_outputs
 
 PAGE = 4096
@@ -192,7 +193,7 @@ OLD_OPSET, OLD_IR = 17, 10
 def _lower_versions(model: ir.Model) -> None:
     """A model whose every node was compiled uses no standard operator: it loads wherever the library does, whatever it was made with."""
     nodes = [*ir.traversal.RecursiveGraphIterator(model.graph), *(n for f in model.functions.values() for n in f)]
-    if any(n.domain in ("", "ai.onnx") for n in nodes):
+    if any(n.domain in ONNX for n in nodes):
         return
     model.opset_imports[""] = min(model.opset_imports.get("", OLD_OPSET), OLD_OPSET)
     model.ir_version = min(model.ir_version, OLD_IR)
@@ -223,4 +224,4 @@ def save_converted(model: ir.Model, path: Path, data: Path) -> None:
         empty = file.seek(0, 2) == 0
     if empty:
         data.unlink()
-    store.write_model(model, path)
+    model_file.write_model(model, path)

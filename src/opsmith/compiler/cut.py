@@ -74,7 +74,7 @@ def cut(source: Source, wanted: str, target: Target, handed_back: Mapping[str, s
         reasons |= {n: "not chosen" for n in scope.working if n not in reasons and not choose(n)}
         _cut_scope(pieces, scope, wanted, target, reasons)
     seen = [scope.graph for scope in source.scopes]
-    for node in list(pieces.left):  # bodies that the working copy has no more
+    for node in list(pieces.left):  # bodies that the working copy no longer has
         lost = [body for _, _, body in bodies(node) if body not in seen]
         pieces.left += [
             n for body in lost for n in ir.traversal.RecursiveGraphIterator(body) if n.op_type != "Constant"
@@ -112,8 +112,8 @@ def _cut_scope(pieces: Cut, scope: Scope, wanted: str, target: Target, reasons: 
 
 
 def _unknown_inputs(regions: Iterable[Region], scope: Scope, reasons: dict[ir.Node, str]) -> bool:
-    """Nodes that read what only the working copy has, or what nothing is known of, stay; says whether there were any."""
-    found = False
+    """Nodes stay that read a value which only the working copy has, or of which nothing is known; whether there were any."""
+    unknown = False
     for region in regions:
         for value in region.inputs:
             if scope.holds(value) and value in scope.analysis.facts:
@@ -121,8 +121,8 @@ def _unknown_inputs(regions: Iterable[Region], scope: Scope, reasons: dict[ir.No
             for node in value.consumers():
                 if node in region.nodes:
                     reasons[node] = f"it reads {value.name}, which is made by a node that stays"
-                    found = True
-    return found
+                    unknown = True
+    return unknown
 
 
 def _hidden_dependencies(scope: Scope) -> dict[ir.Node, set[ir.Node]]:
@@ -223,7 +223,7 @@ def captured(node: ir.Node) -> list[str]:
 
 def _worthwhile(region: Region, facts: Facts, wanted: str) -> bool:
     """A region that only does shape arithmetic has nothing to run: it is compiled only if everything is. Constants never are."""
-    if all(n.op_type == "Constant" for n in region.nodes):  # that a branch gives
+    if all(n.op_type == "Constant" for n in region.nodes):  # the results of a branch
         return False
     if wanted in ("all", "whole"):
         return bool(region.outputs)

@@ -42,9 +42,7 @@ class Source:
     name: str
     text: str
     isa: InstructionSet | None = None  # to compile it for; None: as the rest of the library
-    namespace: str = (
-        NAMESPACE  # what the kernels' one is called in it: two forms of a kernel may not meet when they are linked
-    )
+    namespace: str = NAMESPACE  # instead of the kernels' own: two forms of a kernel must not meet when they are linked
 
     @property
     def compiled(self) -> bool:
@@ -156,8 +154,8 @@ def _type_headers(call: Call) -> set[str]:
 
 def instances(programs: Sequence[Program]) -> list[Instance]:
     """Every instance that these programs need, once."""
-    found = {i.name: i for p in programs for c in p.calls if not c.kernel.inline for i in [instance_of(c)]}
-    return sorted(found.values(), key=lambda i: i.name)
+    by_name = {i.name: i for p in programs for c in p.calls if not c.kernel.inline for i in [instance_of(c)]}
+    return sorted(by_name.values(), key=lambda i: i.name)
 
 
 def emit_instances(needed: Sequence[Instance]) -> list[Source]:
@@ -292,7 +290,7 @@ def _output(program: Program, port: Port, scope: Scope) -> list[str]:
 
 
 def _workspaces(program: Program, scope: Scope) -> list[str]:
-    """C++ byte counts; one shared piece of memory holds the largest."""
+    """The bytes that calls need, as C++; one shared piece of memory holds the largest."""
     spaces: dict[str, None] = {}
     for call in program.calls:
         for p in call.kernel.of(Kind.SPACE):
@@ -306,7 +304,7 @@ def _workspaces(program: Program, scope: Scope) -> list[str]:
 
 
 def _bytes(buffer: Buffer, scope: Scope) -> str:
-    """C++ bytes of a buffer, in 128-bit arithmetic."""
+    """The bytes of a buffer as C++, in 128-bit arithmetic."""
     terms = [
         " * ".join([f"__int128({int(coefficient * buffer.dtype.itemsize)})", *atoms])
         for coefficient, atoms in scope.factors(buffer.elements)

@@ -18,6 +18,7 @@ from opsmith.analysis.values import Abstract, Unsupported
 from opsmith.compiler.bodies import body_of
 from opsmith.compiler.lower import can_lower
 from opsmith.compiler.unroll import unroll_scan
+from opsmith.nodes import ONNX
 
 _DEPTH = 3  # bodies within bodies: SoftmaxCrossEntropyLoss -> NegativeLogLikelihoodLoss -> ...
 
@@ -27,13 +28,13 @@ def expand(graph: ir.Graph, analysis: Analysis) -> bool:
     changed = False
     facts = dict(analysis.facts)  # of what is expanded too, so that what reads it is understood
     for node in list(analysis.reasons):
-        found = _expansion(node, facts, analysis.opset, _DEPTH)
-        if found is None:
+        expansion = _expansion(node, facts, analysis.opset, _DEPTH)
+        if expansion is None:
             if changed:
                 with contextlib.suppress(Unsupported):
                     infer_node(node, facts, analysis.opset)
             continue
-        nodes, outputs = found
+        nodes, outputs = expansion
         graph.insert_before(node, nodes)
         for old, new in zip(node.outputs, outputs):
             if not old.name:  # an optional output that is not there
@@ -94,9 +95,7 @@ def function_of(node: ir.Node, facts: dict[ir.Value, Abstract], opset: int) -> i
     own = body_of(node, [None if v is None else facts[v] for v in node.inputs], opset)
     if own is not None:
         return ir.serde.deserialize_function(own)
-    if node.domain not in ("", "ai.onnx") or _means_otherwise(
-        node, [None if v is None else facts[v] for v in node.inputs]
-    ):
+    if node.domain not in ONNX or _means_otherwise(node, [None if v is None else facts[v] for v in node.inputs]):
         return None
     try:
         text = _definition(node, facts, opset)
@@ -106,16 +105,18 @@ def function_of(node: ir.Node, facts: dict[ir.Value, Abstract], opset: int) -> i
         return None
     body = onnx.FunctionProto()
     body.ParseFromString(text)
-    if not _valid(body, opset):
-        return None
-    # An output that the node does not ask for is named but not computed: it becomes an output nobody reads.
+    return ir.serde.deserialize_function(body) if _valid(body, opset) and _completed(body, node) else None
+
+
+def _completed(body: onnx.FunctionProto, node: ir.Node) -> bool:
+    """An output that the node does not ask for is named but not computed: it becomes a constant. False if one is asked for."""
     made = {o for n in body.node for o in n.output}
     for i, name in enumerate(body.output):
         if name not in made:
             if i < len(node.outputs) and _is_read(node.outputs[i]):
-                return None
+                return False
             body.node.append(onnx.helper.make_node("Constant", [], [name], value_int=0))
-    return ir.serde.deserialize_function(body)
+    return True
 
 
 def _means_otherwise(node: ir.Node, inputs: list[Abstract | None]) -> bool:
@@ -143,8 +144,8 @@ def _definition(node: ir.Node, facts: dict[ir.Value, Abstract], opset: int) -> b
     if by_context:
         types = [_type(None if v is None else facts[v]) for v in node.inputs]
         proto = ir.serde.serialize_node(node).SerializeToString()
-        found: bytes = schema.get_context_dependent_function_with_opset_version(version, proto, types)
-        return found
+        function: bytes = schema.get_context_dependent_function_with_opset_version(version, proto, types)
+        return function
     body = schema.get_function_with_opset_version(version)
     return body if isinstance(body, bytes) else body.SerializeToString()
 
@@ -172,20 +173,20 @@ def _type(fact: Abstract | None) -> bytes:
         return b""
     sizes = [d.value for d in fact.dims]
     shape = [s if s is not None else f"d{i}" for i, s in enumerate(sizes)]
-    found: bytes = onnx.helper.make_tensor_type_proto(int(fact.dtype), shape).SerializeToString()
-    return found
+    kind: bytes = onnx.helper.make_tensor_type_proto(int(fact.dtype), shape).SerializeToString()
+    return kind
 
 
 def _attributes(node: ir.Node, opset: int) -> dict[str, ir.Attr]:
     """The node's attributes, with the schema's defaults for those it does not give."""
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain not in ONNX:
         return dict(node.attributes)
     schema = onnx.defs.get_schema(node.op_type, opset, "")
-    found: dict[str, ir.Attr] = {}
+    defaults: dict[str, ir.Attr] = {}
     for name, declared in schema.attributes.items():
         if declared.default_value.type != onnx.AttributeProto.UNDEFINED:
-            found[name] = ir.serde.deserialize_attribute(declared.default_value)
-    return {**found, **node.attributes}
+            defaults[name] = ir.serde.deserialize_attribute(declared.default_value)
+    return {**defaults, **node.attributes}
 
 
 def _instantiate(
@@ -219,8 +220,8 @@ def _instantiate(
 def _resolve(attribute: ir.Attr, given: dict[str, ir.Attr]) -> ir.Attr | None:
     if not attribute.is_ref():
         return attribute
-    found = given.get(attribute.ref_attr_name or "")
-    return None if found is None else ir.Attr(attribute.name, found.type, found.value)
+    meant = given.get(attribute.ref_attr_name or "")
+    return None if meant is None else ir.Attr(attribute.name, meant.type, meant.value)
 
 
 def _detach(nodes: Sequence[ir.Node]) -> None:

@@ -76,11 +76,11 @@ def _find(model: ir.Model, wanted: str) -> str:
     names = [n.name or "" for n in model.graph]
     if wanted in names:
         return wanted
-    found = [n for n in names if fnmatch.fnmatchcase(n, wanted)] or [n for n in names if wanted in n]
-    if len(found) == 1:
-        return found[0]
-    near = found[:3] or difflib.get_close_matches(wanted, names, 3, 0.3)
-    what = "matches several nodes" if found else "is not a node of the model"
+    matches = [n for n in names if fnmatch.fnmatchcase(n, wanted)] or [n for n in names if wanted in n]
+    if len(matches) == 1:
+        return matches[0]
+    near = matches[:3] or difflib.get_close_matches(wanted, names, 3, 0.3)
+    what = "matches several nodes" if matches else "is not a node of the model"
     raise OpsmithError(f"{wanted!r} {what}", f"for example {', '.join(near)}" if near else None)
 
 

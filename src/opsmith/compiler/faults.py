@@ -12,7 +12,7 @@ from opsmith.check.verify import verify as verify_models
 from opsmith.compiler.attempt import Attempt
 from opsmith.compiler.cut import Cut
 from opsmith.compiler.emit import instance_of
-from opsmith.compiler.find_wrong import SHOWN, Found, find_wrong
+from opsmith.compiler.find_wrong import SHOWN, Fault, find_wrong
 from opsmith.compiler.precision import FP32, PRECISIONS, Precision
 from opsmith.compiler.request import Request
 from opsmith.compiler.result import Clock
@@ -23,8 +23,9 @@ from opsmith.store import Variant
 MOST_WRONG = 8  # nodes that may be found wrong, one by one, before their whole region goes back
 
 
-def find_fault(source: Path, attempt: Attempt, request: Request, wrong: int, clock: Clock) -> Found | None:
-    """What verifying an attempt hands back, WRONG such findings before; None if it holds, or is not to be verified."""
+def find_fault(source: Path, attempt: Attempt, request: Request, wrong: int, clock: Clock) -> Fault | None:
+    """What goes back to ONNX Runtime because the attempt differs from its source; None if it holds, or is not to be verified. WRONG is
+    how many faults were found before, here and below."""
     if not request.verify:
         return None
     if not attempt.cut.regions:
@@ -32,13 +33,13 @@ def find_fault(source: Path, attempt: Attempt, request: Request, wrong: int, clo
         return None
     if request.tool is None:
         return None
-    found = examine(source, attempt, request, wrong)
+    fault = examine(source, attempt, request, wrong)
     clock.lap("verify")
-    return found
+    return fault
 
 
-def cannot_compile(error: DoesNotCompile, cuts: Mapping[str, Cut], request: Request, wrong: int) -> Found:
-    """What of a cut goes back to ONNX Runtime because the compiler refuses its code, WRONG findings before."""
+def cannot_compile(error: DoesNotCompile, cuts: Mapping[str, Cut], request: Request, wrong: int) -> Fault:
+    """What of a cut goes back to ONNX Runtime because the compiler refuses its code."""
     nodes: set[str] = set()
     for pieces in cuts.values():
         for region, program in zip(pieces.regions, pieces.programs, strict=True):
@@ -48,13 +49,13 @@ def cannot_compile(error: DoesNotCompile, cuts: Mapping[str, Cut], request: Requ
     if request.regions == "whole" or not nodes:
         raise error
     why = f"its code does not compile ({error.message[:SHOWN]})"
-    return Found(
+    return Fault(
         dict.fromkeys(nodes, why), f"{len(nodes)} nodes go back to ONNX Runtime: {why}. This is a defect of ours"
     )
 
 
-def examine(source: Path, attempt: Attempt, request: Request, wrong: int) -> Found | None:
-    """Verify what of an attempt this CPU can run; what has to go back to ONNX Runtime, WRONG such findings before."""
+def examine(source: Path, attempt: Attempt, request: Request, wrong: int) -> Fault | None:
+    """Verify what of an attempt this CPU can run; gives what has to go back to ONNX Runtime."""
     result = attempt.result
     for cpu, pieces in attempt.cuts.items():
         assert pieces.target is not None
@@ -72,15 +73,15 @@ def examine(source: Path, attempt: Attempt, request: Request, wrong: int) -> Fou
             result.remarks.append(f"not verified, no inputs were found that the source runs on: {why}")
             return None
         with session.forced_cpu(forced):
-            if (found := what_differs(attempt, pieces, verified, request, wrong)) is not None:
-                return found
+            if (fault := what_differs(attempt, pieces, verified, request, wrong)) is not None:
+                return fault
         if forced:
             result.remarks.append(f"verified for {cpu}: largest error {verified.of_scale:.1e} of an output's scale")
     return None
 
 
-def what_differs(attempt: Attempt, pieces: Cut, verified: VerifyResult, request: Request, wrong: int) -> Found | None:
-    """What of a verified attempt has to go back to ONNX Runtime, WRONG such findings before; None if nothing has to."""
+def what_differs(attempt: Attempt, pieces: Cut, verified: VerifyResult, request: Request, wrong: int) -> Fault | None:
+    """What of a verified attempt has to go back to ONNX Runtime; None if nothing has to."""
     target, hidden = pieces.target, None
     assert target is not None
     if verified.ok:
@@ -113,6 +114,6 @@ def _more_exact(precision: Precision) -> list[str]:
 
 
 def check(source: Path, attempt: Attempt, request: Request) -> VerifyResult:
-    """Against the unchanged model, on its test data and on fresh random inputs."""
+    """Verify an attempt against the unchanged model, on its test data and on fresh random inputs."""
     options: dict[str, Any] = {"precision": request.precision.name, "bound": request.max_error}
     return verify_models(source, Variant(attempt.draft.path), inputs=request.inputs, **options)

@@ -1,4 +1,4 @@
-"""Which node of a compiled model computes something else than ONNX Runtime does?
+"""Which node of a compiled model computes something other than ONNX Runtime does?
 
 1. The working copy runs in ONNX Runtime on the inputs that differed, and every value in it is kept.
 2. Each region runs alone on what it should have been given: the ones that answer wrongly are at fault.
@@ -49,13 +49,15 @@ _REFUSED = re.compile(r"opsmith region \w+, node (?P<node>.+): (?P<why>[^:]+)$",
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Fault:
+    """Nodes that go back to ONNX Runtime, because of what was seen of them."""
+
     nodes: HandedBack
     remark: str  # for the user
 
 
-def find_wrong(pieces: Cut, verified: VerifyResult, target: Target, give_up: bool) -> Found:
-    """GIVE_UP: hand back whole regions, without looking closer."""
+def find_wrong(pieces: Cut, verified: VerifyResult, target: Target, give_up: bool) -> Fault:
+    """The nodes to hand back after a failed verification. GIVE_UP: whole regions, without looking closer."""
     failed = next(case for case in verified.cases if not case.ok)
     problem = failed.problem or next(o.problem for o in failed.outputs if not o.ok) or ""
     if give_up:
@@ -78,14 +80,14 @@ def _named(regions: Sequence[Region], problem: str) -> list[Region]:
     return [r for r in regions if re.search(rf"\b{r.name}\b", problem)]
 
 
-def _blame(nodes: Sequence[ir.Node], check: OutputCheck) -> Found:
+def _blame(nodes: Sequence[ir.Node], check: OutputCheck) -> Fault:
     """The culprit, or the nodes among which it is."""
     why = f"computed something else than ONNX Runtime ({check.problem})"
     last = f"{nodes[-1].op_type} {nodes[-1].name}"
     if len(nodes) == 1:
-        return Found({nodes[0].name or "": why}, f"{last} {why}: it stays there. This is a defect of ours")
+        return Fault({nodes[0].name or "": why}, f"{last} {why}: it stays there. This is a defect of ours")
     remark = f"one of {len(nodes)} nodes up to {last} {why}: they stay there. This is a defect of ours"
-    return Found({n.name or "": f"one of {len(nodes)} nodes {why}" for n in nodes}, remark)
+    return Fault({n.name or "": f"one of {len(nodes)} nodes {why}" for n in nodes}, remark)
 
 
 def _faults(reference: Reference, target: Target) -> list[tuple[Region, OutputCheck]]:
@@ -94,7 +96,7 @@ def _faults(reference: Reference, target: Target) -> list[tuple[Region, OutputCh
     return [(r, check) for r in outside if not (check := _check(r, reference, target)).ok]
 
 
-def _that_refused(pieces: Cut, regions: Sequence[Region], problem: str) -> Found | None:
+def _that_refused(pieces: Cut, regions: Sequence[Region], problem: str) -> Fault | None:
     """The nodes of REGIONS that the one which refused its inputs stands for, if it says which it is."""
     refused = _REFUSED.search(problem)
     programs = [p for r, p in zip(pieces.regions, pieces.programs, strict=True) if r in regions]
@@ -105,16 +107,16 @@ def _that_refused(pieces: Cut, regions: Sequence[Region], problem: str) -> Found
     why = f"it did not run: {refused['why']}"
     which = f"{nodes[-1].op_type} {nodes[-1].name} goes" if len(nodes) == 1 else f"{len(nodes)} nodes go"
     remark = f"{which} back to ONNX Runtime: {refused['why']}, at {refused['node']}. This is a defect of ours"
-    return Found({n.name or "": why for n in nodes}, remark)
+    return Fault({n.name or "": why for n in nodes}, remark)
 
 
-def _whole_regions(regions: Sequence[Region], problem: str) -> Found:
+def _whole_regions(regions: Sequence[Region], problem: str) -> Fault:
     refused = _REFUSED.search(problem)
     why = f"its region did not run: {refused['why']}" if refused else f"the compiled model differed: {problem[:SHOWN]}"
     nodes = {n.name or "": why for r in regions for n in r.nodes}
     which = "1 region goes" if len(regions) == 1 else f"{len(regions)} regions go"
     told = f"{refused['why']}, at {refused['node']}" if refused else problem[-SHOWN:]
-    return Found(nodes, f"{which} back to ONNX Runtime: {told}. This is a defect of ours")
+    return Fault(nodes, f"{which} back to ONNX Runtime: {told}. This is a defect of ours")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Reference:
 
     @functools.cached_property
     def feed(self) -> Values:
-        """What the inputs are, those too that have a default."""
+        """The values of all inputs, those with a default included."""
         graph = self.pieces.source.working.graph
         tensors = (
             (v.name or "", graph.initializers[v.name or ""].const_value)
@@ -136,13 +138,13 @@ class Reference:
         return {**{name: t.numpy() for name, t in tensors if t is not None}, **(self.case.inputs or {})}
 
     def values(self, names: Collection[str]) -> Values:
-        """The named values and the inputs; all values, where they are small enough to be computed but once."""
+        """The named values and the inputs; all values, where they are small enough to be computed at once."""
         if set(names) <= self.all_names and self.bytes(self.all_names) <= AT_ONCE:
             return self._all
         return self._run(names)
 
     def bytes(self, names: Collection[str]) -> int:
-        """Of the named values, as far as their sizes can be told before the model runs."""
+        """The bytes of the named values, as far as their sizes are known before the model runs."""
         return sum(self._sizes.get(name, 0) for name in names)
 
     @functools.cached_property

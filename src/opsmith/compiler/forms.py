@@ -55,7 +55,7 @@ def tuned(pieces: Cut, request: Request, target: Target, handed_back: HandedBack
 
 
 def main_cut(cuts: Mapping[str, Cut]) -> Cut:
-    """The one that a session on this machine runs; the first if it can run none."""
+    """The cut that a session on this machine runs; the first if it can run none."""
     here = [c for c in cuts.values() if c.target is not None and runs_here(c.target)]
     return (here or list(cuts.values()))[0]
 

@@ -104,14 +104,14 @@ def best_first(names: str) -> tuple[str, ...]:
 
 
 def needed(isa: InstructionSet) -> frozenset[str]:
-    """The features that a library needs. What is built for this CPU may use all that it has."""
+    """The CPU features that a library needs. What is built for this CPU may use all that it has."""
     return machine.cpu_features() if isa == native() else isa.features
 
 
 def native() -> InstructionSet:
-    """The best that this CPU has."""
+    """The best instruction set that this CPU has."""
     features = machine.cpu_features()
-    found = next(s for s in SETS.values() if s.features <= features)
-    fast = found in _BF16 and _BF16[found] <= features
+    best = next(s for s in SETS.values() if s.features <= features)
+    fast = best in _BF16 and _BF16[best] <= features
     tiles = fast and features >= _TILES  # with products on vectors beside them, for systems that refuse tiles
-    return dataclasses.replace(found, multiplies_bf16=True, multiplies_tiles=tiles) if fast else found
+    return dataclasses.replace(best, multiplies_bf16=True, multiplies_tiles=tiles) if fast else best

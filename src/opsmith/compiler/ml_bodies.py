@@ -50,13 +50,13 @@ def imputer(node: ir.Node, inputs: list[Abstract | None], opset: int) -> str | N
     missing = node.attributes.get_float("replaced_value_float", 0.0)
     if x is None or x.dtype != DataType.FLOAT or len(values) not in (1, x.dims[-1].value) or math.isinf(missing):
         return None
-    found = (
+    is_missing = (
         "is_missing = IsNaN (x)"
         if math.isnan(missing)
         else f"missing = Constant <value_float: float = {missing!r}> ()  is_missing = Equal (x, missing)"
     )
     return f"""Imputer (x) => (y) {{
-        {found}
+        {is_missing}
         values = Constant <value_floats: floats = {_list(values)}> ()
         y = Where (is_missing, values, x)
     }}"""

@@ -62,7 +62,7 @@ def make_regions(
     """Connected convex regions of the chosen nodes, in topological order.
 
     BEHIND adds nodes that a node which is not chosen depends on, beside those that write its inputs. HIDDEN says of a value that
-    no region can give it to another one: who computes it belongs to who reads it, however late that is.
+    no region can give it to another one: the node that computes it belongs to the region that reads it, however late that is.
     """
     level: dict[ir.Node, int] = {}
     inside: dict[ir.Node, bool] = {}
@@ -98,7 +98,7 @@ def make_regions(
 
 
 def _ends_region(node: ir.Node, facts: Facts) -> bool:
-    """Whether a size of its results is known only when it has run."""
+    """Whether a size of the node's results is known only when it has run."""
     return count_of(node) in (d for v in node.outputs for d in facts[v].dims)
 
 

@@ -1,4 +1,4 @@
-"""In what numbers a product computes: a property of each kernel call, chosen before lowering.
+"""The numbers that a product computes in: a property of each kernel call, chosen before lowering.
 
     fp32    operands and sums in fp32
     bf16    operands rounded to bf16 (nearest, even), sums in fp32

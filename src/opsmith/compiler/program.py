@@ -54,7 +54,7 @@ class View:
 
 
 def dense(dims: Sequence[Size], strides: Sequence[Size]) -> bool:
-    """Row-major without gaps; the stride of a dim of size 1 does not matter."""
+    """Whether these dims lie row-major without gaps; the stride of a dim of size 1 does not matter."""
     step = as_size(1)
     for d, s in zip(reversed(dims), reversed(strides)):
         if d == 1:
@@ -259,8 +259,8 @@ class Call:
 
     @property
     def epilogue(self) -> Epilogue:
-        found = self.arguments.get("epilogue")
-        return found if isinstance(found, Epilogue) else IDENTITY
+        epilogue = self.arguments.get("epilogue")
+        return epilogue if isinstance(epilogue, Epilogue) else IDENTITY
 
     def reads(self) -> list[View | Buffer]:
         operands: list[View | Buffer] = [o.view for o in self.epilogue.operands]
@@ -276,7 +276,7 @@ class Call:
         return written + [g.out for g in self.arguments.values() if isinstance(g, Grid)]
 
     def bytes(self) -> Size:
-        """What is moved: every element of every operand once, not counting what is broadcast."""
+        """The bytes that are moved: every element of every operand once, not counting what is broadcast."""
         moved = ZERO
         for operand in (*self.reads(), *self.writes()):
             if isinstance(operand, View):

@@ -38,7 +38,7 @@ def given(inputs: Inputs, index: int) -> bool:
 
 
 def attributes(node: ir.Node, *names: str) -> str:
-    """Of a convolution or pool, as ONNX's text has them."""
+    """The named attributes of a convolution or pool, as ONNX's text has them."""
     texts = []
     for name in names:
         attribute = node.attributes.get(name)

@@ -200,17 +200,17 @@ def put_tensors(model: ir.Model, tensors: Mapping[str, ir.TensorProtocol], where
     for value in initializers:
         old = value.const_value
         assert old is not None
-        found = _named(value.name or "", tensors)
-        if found is not None:
-            if tuple(found.shape.numpy()) != tuple(old.shape.numpy()):
-                raise NotTheSame(f"{value.name} is {list(old.shape)} in the model and {list(found.shape)} in {where}")
-            tied[_content(old)] = found
+        tensor = _named(value.name or "", tensors)
+        if tensor is not None:
+            if tuple(tensor.shape.numpy()) != tuple(old.shape.numpy()):
+                raise NotTheSame(f"{value.name} is {list(old.shape)} in the model and {list(tensor.shape)} in {where}")
+            tied[_content(old)] = tensor
     for value in initializers:
         old = value.const_value
         assert old is not None
-        found = _named(value.name or "", tensors) or tied.get(_content(old))
-        if found is not None:
-            value.const_value = ir.tensor(found.numpy().astype(old.dtype.numpy()), name=value.name)
+        tensor = _named(value.name or "", tensors) or tied.get(_content(old))
+        if tensor is not None:
+            value.const_value = ir.tensor(tensor.numpy().astype(old.dtype.numpy()), name=value.name)
         elif old.size >= LEAST_WEIGHT and old.dtype.is_floating_point():
             raise NotTheSame(
                 f"{where} has no tensor {value.name}",
@@ -221,8 +221,8 @@ def put_tensors(model: ir.Model, tensors: Mapping[str, ir.TensorProtocol], where
 def _named(name: str, tensors: Mapping[str, ir.TensorProtocol]) -> ir.TensorProtocol | None:
     """The tensor of this name; checkpoints leave out the model's own prefix, or add one."""
     if name.endswith(store.TRANSPOSED):
-        found = _named(name.removesuffix(store.TRANSPOSED), tensors)
-        return None if found is None else ir.tensor(found.numpy().T, name=name)
+        tensor = _named(name.removesuffix(store.TRANSPOSED), tensors)
+        return None if tensor is None else ir.tensor(tensor.numpy().T, name=name)
     if name in tensors:
         return tensors[name]
     alike = [k for k in tensors if name.endswith(f".{k}") or k.endswith(f".{name}")]
@@ -230,6 +230,6 @@ def _named(name: str, tensors: Mapping[str, ir.TensorProtocol]) -> ir.TensorProt
 
 
 def _content(tensor: ir.TensorProtocol) -> tuple[Any, ...]:
-    """Two weights that are tied have the same numbers."""
+    """What tells whether two weights are tied: they have the same numbers."""
     flat = tensor.numpy().reshape(-1)
     return (tuple(tensor.shape.numpy()), flat[:: max(1, flat.size // 64)].tobytes())

@@ -49,7 +49,7 @@ class CompileResult(Shown):
         return self.nodes - len(self.left)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; docs/json.md says what the keys mean."""
+        """The result as JSON; docs/json.md says what the keys mean."""
         return {
             "written": self.variant,
             "nodes": self.nodes,

@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from opsmith import store
+from opsmith import model_file, store
 from opsmith.analysis import Analysis, Facts
 from opsmith.check.inputs import Fixed
 from opsmith.compiler.cache import IN_PLACE, grow_in_place
@@ -80,7 +80,7 @@ class Source:
 
 def load(src: ModelLike, shapes: Fixed | None = None) -> ir.Model:
     # A model in memory is copied: the caller's stays as it is. Its weights may lie in files, which a proto would lose sight of.
-    model = store.as_run(src.clone()) if isinstance(src, ir.Model) else store.open_model(src)
+    model = model_file.as_run(src.clone()) if isinstance(src, ir.Model) else store.open_model(src)
     if shapes:
         fix_dims(model, shapes)
     inline(model)
@@ -137,8 +137,8 @@ def _analyse_body(node: ir.Node, body: ir.Graph, opset: int, outer: Facts, prefi
         analysis = analyse_for_compiling(body, opset, outer, prefix)
         wrong = []
         for start, value, end in carried:
-            found = (outer.get(start) if start is not None else None, analysis.facts.get(end))
-            if value.shape is not None and any(f is not None and f.rank != len(value.shape) for f in found):
+            ends = (outer.get(start) if start is not None else None, analysis.facts.get(end))
+            if value.shape is not None and any(f is not None and f.rank != len(value.shape) for f in ends):
                 wrong.append(value)
         if not wrong:
             return analysis

@@ -32,7 +32,7 @@ from opsmith.compiler.build import build, find_compiler
 from opsmith.compiler.convert import region_node, seal_weights, write_weights
 from opsmith.compiler.cut import Cut, GoesBack, HandedBack, lower
 from opsmith.compiler.emit import Form, Source, emit_instances, emit_region, emit_registration, instances
-from opsmith.compiler.find_wrong import AT_ONCE, Found, Reference, Values
+from opsmith.compiler.find_wrong import AT_ONCE, Fault, Reference, Values
 from opsmith.compiler.lower import Program, Target
 from opsmith.compiler.partition import Region, producers_of, region_inputs
 from opsmith.compiler.plan import plan_memory
@@ -46,7 +46,7 @@ def passed_by_spread(verified: VerifyResult) -> bool:
     return verified.ok and any(o.spread is not None for c in verified.cases for o in c.outputs)
 
 
-def find_hidden(pieces: Cut, verified: VerifyResult, target: Target) -> Found | None:
+def find_hidden(pieces: Cut, verified: VerifyResult, target: Target) -> Fault | None:
     """The parts that are wrong by themselves; None if there are none. OpsmithError: they could not be looked at.
 
     A model without steps passes by its spread on degenerate inputs alone. It has no parts, and amplifies there as a whole.
@@ -63,12 +63,12 @@ def find_hidden(pieces: Cut, verified: VerifyResult, target: Target) -> Found | 
         if number and time.monotonic() > until:
             right = sum(map(len, groups[:number]))
             raise OpsmithError(f"{right} of {sum(map(len, groups))} were right, then {PATIENCE:.0f} s were over")
-        if found := _wrong_in_group(group, reference, target):
-            return found
+        if fault := _wrong_in_group(group, reference, target):
+            return fault
     return None
 
 
-def _wrong_in_group(group: Sequence[Region], reference: Reference, target: Target) -> Found | None:
+def _wrong_in_group(group: Sequence[Region], reference: Reference, target: Target) -> Fault | None:
     machine.release_memory()  # the graphs of the last group refer to themselves, and hold the weights that they read
     values = reference.values({name for part in group for name in _names(part)})
     return _wrong_parts(group, reference.pieces, target, values)
@@ -108,7 +108,7 @@ def _parts(region: Region, pieces: Cut, cut_before: bool) -> list[Region]:
     return parts
 
 
-def _wrong_parts(parts: Sequence[Region], pieces: Cut, target: Target, values: Values) -> Found | None:
+def _wrong_parts(parts: Sequence[Region], pieces: Cut, target: Target, values: Values) -> Fault | None:
     compiled = _lowered(parts, pieces, target, values)
     return _to_hand_back(compiled, _problems(compiled, pieces, target, values)) if compiled else None
 
@@ -142,7 +142,7 @@ def _problems(
     return {o.name: o.problem or "" for c in result.cases for o in c.outputs if not o.ok}
 
 
-def _to_hand_back(compiled: Sequence[tuple[Region, Program]], wrong: dict[str, str]) -> Found | None:
+def _to_hand_back(compiled: Sequence[tuple[Region, Program]], wrong: dict[str, str]) -> Fault | None:
     """The parts with an output that is WRONG."""
     nodes: HandedBack = {}
     told = []
@@ -152,7 +152,7 @@ def _to_hand_back(compiled: Sequence[tuple[Region, Program]], wrong: dict[str, s
             why = f"computed something else than ONNX Runtime ({problem})"
             nodes |= {n.name or "": why for n in part.nodes}
             told.append(f"{part.nodes[0].op_type} {part.nodes[0].name} to {part.nodes[-1].name} {why}")
-    return Found(nodes, f"{told[0]}: it stays there. This is a defect of ours") if nodes else None
+    return Fault(nodes, f"{told[0]}: it stays there. This is a defect of ours") if nodes else None
 
 
 def _given(value: ir.Value) -> str:
@@ -191,7 +191,7 @@ def _expected(parts: Sequence[Region], working: ir.Model) -> ir.Model:
 def _build(
     compiled: Sequence[tuple[Region, Program]], path: Path, ir_version: int, isa: geometry.InstructionSet
 ) -> None:
-    """The same as a model of compiled parts, with its library beside it."""
+    """A model of the compiled parts, with its library beside it."""
     programs = [program for _, program in compiled]
     data = path.with_name(f"{path.name}.data")
     blobs = write_weights(programs, data)

@@ -8,7 +8,6 @@ import re
 
 from opsmith.errors import OpsmithError
 
-HERE = "here"
 NAMES = ("linux", "windows", "macos")
 
 
@@ -24,7 +23,7 @@ class System:
 
     @property
     def triple(self) -> str:
-        """As zig writes it."""
+        """The system as zig names it."""
         abi = {"linux": f"linux-gnu{f'.{self.glibc}' if self.glibc else ''}", "windows": "windows-gnu"}
         return f"{self.architecture}-{abi.get(self.name, self.name)}"
 
@@ -45,7 +44,7 @@ def here() -> System:
 
 
 def find_system(name: str | None, glibc: str | None, architectures: set[str]) -> System:
-    """What the user means; NAME and GLIBC None: as here."""
+    """The system to build for; what is None is as on this machine."""
     if name is not None and name not in NAMES:
         raise OpsmithError(f"there is no system {name!r} to compile for", f"known: {', '.join(NAMES)}")
     if len(architectures) > 1:

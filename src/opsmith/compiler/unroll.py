@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from opsmith.analysis.values import Abstract
+from opsmith.nodes import ONNX
 
 MOST_STEPS, MOST_NODES = 16, 256
 
@@ -20,7 +21,7 @@ Expansion = tuple[list[ir.Node], list[ir.Value]]
 
 def unroll_scan(node: ir.Node, facts: Mapping[ir.Value, Abstract], opset: int) -> Expansion | None:
     """The nodes, and what stands for the Scan's outputs; None if it is not a Scan of a known, small number of steps."""
-    if node.op_type != "Scan" or node.domain not in ("", "ai.onnx") or opset < 9:
+    if node.op_type != "Scan" or node.domain not in ONNX or opset < 9:
         return None
     scan = _read(node, facts)
     if scan is None:
@@ -50,11 +51,11 @@ class _Scan:
     count: int  # of steps
 
     def slices(self, writer: _Writer, step: int) -> list[ir.Value]:
-        found = []
+        slices = []
         for value, axis, back in self.scanned:
             at = writer.constant(ir.tensor(np.array(self.count - 1 - step if back else step)))
-            found.append(writer.node("Gather", [value, at], [ir.AttrInt64("axis", axis)]))
-        return found
+            slices.append(writer.node("Gather", [value, at], [ir.AttrInt64("axis", axis)]))
+        return slices
 
 
 def _read(node: ir.Node, facts: Mapping[ir.Value, Abstract]) -> _Scan | None:
@@ -79,8 +80,8 @@ def _read(node: ir.Node, facts: Mapping[ir.Value, Abstract]) -> _Scan | None:
 
 
 def _ints(node: ir.Node, name: str, count: int) -> list[int]:
-    found = node.attributes.get(name)
-    return [0] * count if found is None else [int(v) for v in found.as_ints()]
+    attribute = node.attributes.get(name)
+    return [0] * count if attribute is None else [int(v) for v in attribute.as_ints()]
 
 
 class _Writer:

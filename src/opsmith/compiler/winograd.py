@@ -49,8 +49,8 @@ def fitting(weights: Sequence[int], strides: Sequence[int], dilations: Sequence[
     square = groups == 1 and tuple(weights[2:]) == (3, 3)
     stride = strides[0] if all(s == strides[0] for s in strides) else 0
     dense = all(d == 1 for d in dilations)
-    found = {name: way for name, way in WAYS.items() if square and way.stride == stride and (dense or stride == 1)}
-    return {name: way for name, way in found.items() if min(weights[:2]) >= way.channels}
+    ways = {name: way for name, way in WAYS.items() if square and way.stride == stride and (dense or stride == 1)}
+    return {name: way for name, way in ways.items() if min(weights[:2]) >= way.channels}
 
 
 def direct_cost(batch: int, height: int, width: int) -> int:

@@ -16,6 +16,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from opsmith.nodes import ONNX
+
 Array = np.ndarray[Any, Any]
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
@@ -72,7 +74,7 @@ def expose_weights(model: ir.Model) -> None:
     common.LiftConstantsToInitializersPass()(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
     for node in list(model.graph.all_nodes()):
-        if node.op_type != "Identity" or node.domain not in ("", "ai.onnx") or not constant(node.inputs[0]):
+        if node.op_type != "Identity" or node.domain not in ONNX or not constant(node.inputs[0]):
             continue
         if not node.outputs[0].is_graph_output() and node.inputs[0] is not None:
             node.outputs[0].replace_all_uses_with(node.inputs[0])
@@ -95,7 +97,7 @@ def find_layers(model: ir.Model, *, casts: bool = False) -> list[Layer]:
 
 
 def _layer(node: ir.Node, casts: bool) -> Layer | None:
-    if node.domain not in ("", "ai.onnx") or node.op_type not in ("MatMul", "Gemm") or node.inputs[1] is None:
+    if node.domain not in ONNX or node.op_type not in ("MatMul", "Gemm") or node.inputs[1] is None:
         return None
     operands = _gemm_operands(node) if node.op_type == "Gemm" else (node.inputs[1], False, None)
     if operands is None:
@@ -130,7 +132,7 @@ def _gemm_operands(node: ir.Node) -> tuple[ir.Value, bool, ir.Value | None] | No
 def _uncast(weight: ir.Value) -> tuple[ir.Value, ir.DataType | None]:
     """(what a Cast reads, what it gives); a value that is not cast to a float type is itself."""
     maker = weight.producer()
-    if maker is None or maker.op_type != "Cast" or maker.domain not in ("", "ai.onnx") or maker.inputs[0] is None:
+    if maker is None or maker.op_type != "Cast" or maker.domain not in ONNX or maker.inputs[0] is None:
         return weight, None
     to = ir.DataType(maker.attributes.get_int("to"))
     return (maker.inputs[0], to) if to in FLOATS else (weight, None)
@@ -139,7 +141,7 @@ def _uncast(weight: ir.Value) -> tuple[ir.Value, ir.DataType | None]:
 def _untransposed(weight: ir.Value) -> tuple[ir.Value, bool]:
     """(what is stored, whether it is transposed before the product)."""
     maker = weight.producer()
-    if maker is None or maker.op_type != "Transpose" or maker.domain not in ("", "ai.onnx"):
+    if maker is None or maker.op_type != "Transpose" or maker.domain not in ONNX:
         return weight, False
     source = maker.inputs[0]
     if source is None or list(maker.attributes.get_ints("perm", [1, 0])) != [1, 0]:
@@ -151,7 +153,7 @@ def find_tables(model: ir.Model) -> list[tuple[ir.Node, ir.Value]]:
     """Embedding tables: Gather nodes on a constant float matrix, along its rows."""
     tables = []
     for node in model.graph.all_nodes():
-        if node.op_type == "Gather" and node.domain in ("", "ai.onnx") and node.attributes.get_int("axis", 0) == 0:
+        if node.op_type == "Gather" and node.domain in ONNX and node.attributes.get_int("axis", 0) == 0:
             table = node.inputs[0]
             if table is None or not constant(table):
                 continue

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from opsmith.compress.layers import FLOATS, constant, find_layers, stored
+from opsmith.nodes import ONNX
 
 # operator -> its inputs that hold weights, besides the products of find_layers
 _WEIGHTS = {"Conv": (1,), "ConvTranspose": (1,), "LSTM": (1, 2), "GRU": (1, 2), "RNN": (1, 2)}
@@ -15,7 +16,7 @@ def weights(model: ir.Model) -> list[ir.Value]:
     """What products, convolutions and recurrent layers multiply with, each once."""
     found = [layer.weight for layer in find_layers(model)]
     for node in model.graph.all_nodes():
-        places = _WEIGHTS.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ()
+        places = _WEIGHTS.get(node.op_type, ()) if node.domain in ONNX else ()
         values = [node.inputs[i] for i in places if i < len(node.inputs)]
         found += [v for v in values if v is not None and constant(v) and stored(v).dtype in FLOATS]
     return list({value.name: value for value in found}.values())

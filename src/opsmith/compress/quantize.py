@@ -25,7 +25,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx import numpy_helper
 
-from opsmith import progress, session, store
+from opsmith import model_file, progress, session, store
 from opsmith.check.inputs import Fixed, overridable_weights
 from opsmith.compress import quality
 from opsmith.compress.blocks import quantize_blocks
@@ -38,6 +38,7 @@ from opsmith.compress.quantize_options import QuantizeOptions
 from opsmith.compress.sensitivity import KEPT, Sensitivity, choose_bits
 from opsmith.compress.spare import spared
 from opsmith.errors import OpsmithError
+from opsmith.nodes import ONNX
 from opsmith.plain import Shown
 from opsmith.rewriter.passes.opsets import raise_opset
 
@@ -420,13 +421,13 @@ def _raised(source: Path, folder: Path, options: QuantizeOptions) -> Path:
 
 
 def _opset(path: Path) -> int:
-    return max((o.version for o in store.read_proto(path).opset_import if o.domain in ("", "ai.onnx")), default=1)
+    return max((o.version for o in store.read_proto(path).opset_import if o.domain in ONNX), default=1)
 
 
 def _sort_nodes(path: Path) -> None:
     """The tool orders nodes by what they read, and overlooks what the bodies of an If or Loop read."""
     proto = store.read_proto(path)
-    graph = store.from_proto(proto).graph
+    graph = model_file.from_proto(proto).graph
     places = {node: i for i, node in enumerate(graph)}
     graph.sort()
     order = [places[node] for node in graph]

@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from opsmith import ops
 from opsmith.compress.layers import Layer, constant, free_name, stored
+from opsmith.nodes import ONNX
 
 Array = np.ndarray[Any, Any]
 OWN = "opsmith"
@@ -113,7 +114,7 @@ class Spread:
                 return self._rotary(node, value, axis, labels)
             if op == "KvAppend":
                 return self._joined(node, axis, labels, 2)
-        elif node.domain in ("", "ai.onnx"):
+        elif node.domain in ONNX:
             if node in self.layers:
                 return self._layer(self.layers[node], value, axis, labels)
             if op in ELEMENTWISE:

@@ -9,9 +9,9 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 
+from opsmith.dim_names import parse, spell
 from opsmith.errors import OpsmithError
 from opsmith.exporter.graph import Dims, Graph, Sizes
-from opsmith.sizes import parse, spell
 
 Shapes = Mapping[str, int | tuple[int, ...]]
 

@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 
 from opsmith import store
+from opsmith.dim_names import parse, spell
 from opsmith.errors import OpsmithError
 from opsmith.exporter.graph import Graph
-from opsmith.sizes import parse, spell
 
 
 def identifier(dim: str) -> str:

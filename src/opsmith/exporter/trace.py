@@ -7,7 +7,6 @@ storage, then the module is freed, and only then ONNX Runtime opens the file.
 from __future__ import annotations
 
 import contextlib
-import logging
 import tempfile
 import time
 import warnings
@@ -19,15 +18,17 @@ import numpy as np
 import onnx_ir as ir
 
 from opsmith import machine, session, store
+from opsmith.check.differences import TOLERANCES
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.exporter.graph import Graph, Sizes
 from opsmith.exporter.tidy import identifier, tidy
+from opsmith.rewriter import passes
 
 if TYPE_CHECKING:
     import torch
 
 EXPORTERS = ("dynamo", "torchscript")
-RTOL, ATOL = 1e-3, 1e-4
+RTOL, ATOL = TOLERANCES["float32"]
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
@@ -241,18 +242,10 @@ def quiet(verbose: bool) -> Iterator[None]:
     if verbose:
         yield
         return
-    names = ("torch", "torch.onnx", "torch.export", "transformers", "diffusers", "onnxscript", "onnx_ir")
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings(), _no_bars():
+    libraries = ("torch", "torch.onnx", "torch.export", "transformers", "diffusers")
+    with warnings.catch_warnings(), _no_bars(), passes.quiet(*libraries):
         warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels):
-                logger.setLevel(level)
+        yield
 
 
 @contextlib.contextmanager

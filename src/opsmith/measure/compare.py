@@ -19,6 +19,7 @@ from opsmith.check.verify import VerifyResult, verify
 from opsmith.measure import profile as profiling
 from opsmith.measure.bench import BenchResult, bench
 from opsmith.measure.inspect import parameters
+from opsmith.nodes import operator_name
 from opsmith.plain import Shown
 
 
@@ -95,9 +96,7 @@ def compare(
 def graph_facts(model: store.PathLike | store.Variant) -> GraphFacts:
     """Counts of the file as it is, functions not expanded."""
     opened = store.open_model(model)
-    ops = collections.Counter(
-        n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}.{n.op_type}" for n in opened.graph
-    )
+    ops = collections.Counter(operator_name(n) for n in opened.graph)
     path = store.find_model(model)
     count = None if store.is_packed(path) else parameters(opened)
     return GraphFacts(len(opened.graph), count, session.size_on_disk(path), dict(ops))

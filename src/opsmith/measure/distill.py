@@ -28,6 +28,7 @@ from opsmith.check.origins import Graph, Node, graph_of, origins
 from opsmith.check.values import random_inputs
 from opsmith.errors import NotTheSame, OpsmithError
 from opsmith.measure import bench
+from opsmith.nodes import operator_name, subgraphs
 from opsmith.plain import Shown
 
 VARIANT = "original"
@@ -205,7 +206,7 @@ def find_pattern(path: Path, graph: Graph, name: str) -> list[list[int]]:
 
 def _node_of(node: ir.Node) -> Node:
     outputs = tuple(v.name for v in node.outputs if v.name)
-    op = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+    op = operator_name(node)
     return Node(
         node.name or (outputs[0] if outputs else ""), op, tuple(v.name for v in node.inputs if v and v.name), outputs
     )
@@ -460,9 +461,8 @@ def _needed_functions(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -
         if key in by_name and key not in needed:
             needed[key] = by_name[key]
             pending += by_name[key].node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                pending += graph.node
+        for graph in subgraphs(node):
+            pending += graph.node
     return [f for key, f in by_name.items() if key in needed]
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from opsmith import session, store
+from opsmith import model_checks, session, store
 from opsmith.check.flops import Cost, flops
 from opsmith.check.inputs import Dims, Fixed, dim_name
 from opsmith.errors import OpsmithError
+from opsmith.nodes import operator_name
 from opsmith.plain import Shown
 
 
@@ -150,7 +151,7 @@ def _with_files(info: ModelInfo, path: Path) -> ModelInfo:
         info,
         path=str(path),
         size=session.size_on_disk(path),
-        external=tuple(sorted(f.name for f in store.external_files(path))),
+        external=tuple(sorted(f.name for f in model_checks.external_files(path))),
         record=store.read_record(path),
     )
 
@@ -192,9 +193,7 @@ def parameters(model: ir.Model) -> int:
 
 
 def _ops(model: ir.Model) -> tuple[OpCount, ...]:
-    counts = collections.Counter(
-        n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}.{n.op_type}" for n in model.graph
-    )
+    counts = collections.Counter(operator_name(n) for n in model.graph)
     return tuple(OpCount(op, count, 0, 0.0) for op, count in counts.most_common())
 
 

@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from opsmith import store
 from opsmith.errors import OpsmithError
+from opsmith.nodes import ONNX
 
 Array = np.ndarray[Any, Any]
 
@@ -82,7 +83,7 @@ def _rows(array: Array, file: Path) -> Array:
 def table(model: ir.Model) -> ir.Value:
     """The weight [V,X] from which the text encoder takes its tokens' embeddings."""
     for node in model.graph:
-        if node.op_type == "Gather" and node.domain in ("", "ai.onnx") and _is_ids(node.inputs[1]):
+        if node.op_type == "Gather" and node.domain in ONNX and _is_ids(node.inputs[1]):
             weight = _behind(node.inputs[0], ("Cast", "Identity"))
             held = None if weight is None else weight.const_value
             if weight is not None and held is not None and len(held.shape) == 2 and held.dtype.is_floating_point():

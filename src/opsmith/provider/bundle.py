@@ -19,7 +19,7 @@ from typing import Any
 
 import onnx
 
-from opsmith import store
+from opsmith import model_checks, store
 from opsmith._version import __version__
 from opsmith.errors import OpsmithError
 from opsmith.provider.folder import PROVIDER, is_whole, sidecar
@@ -74,7 +74,7 @@ def _entries(model: Path) -> Iterator[tuple[str, Path | bytes]]:
     record = store.read_record(model)
     compiled = record.get("compiled") or {}
     home = model.resolve().parent
-    for file in sorted(store.external_files(model)):
+    for file in sorted(model_checks.external_files(model)):
         yield file.relative_to(home).as_posix(), file
     if compiled.get("library"):
         library = store.library_of(model, compiled)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from os import getpid
 from pathlib import Path
 
-from opsmith import settings, store
+from opsmith import model_checks, settings, store
 from opsmith.check.feed import Given
 from opsmith.compiler import CompileResult, compile
 from opsmith.compiler.geometry import NATIVE, architecture, best_first
@@ -119,7 +119,7 @@ def is_whole(folder: Path, model: Path) -> bool:
 def identity(model: Path) -> list[str]:
     """The rows of the manifest that name the model by its content."""
     home = model.resolve().parent
-    data = [f"data {digest(f)} {f.relative_to(home).as_posix()}" for f in sorted(store.external_files(model))]
+    data = [f"data {digest(f)} {f.relative_to(home).as_posix()}" for f in sorted(model_checks.external_files(model))]
     return [f"model {digest(model)}", *data]
 
 
@@ -154,7 +154,7 @@ def _arrange(folder: Path, variants: Sequence[Path], model: Path, provider: Path
 def packed_bytes(compiled: Path) -> int:
     """Where the packed weights of a compiled model end in its data file."""
     ends = [0]
-    for tensor in store.tensors(store.read_proto(compiled)):  # those of bodies too
+    for tensor in model_checks.tensors(store.read_proto(compiled)):  # those of bodies too
         entries = {e.key: e.value for e in tensor.external_data}
         if tensor.name.endswith(".weights") and "offset" in entries:
             ends.append(int(entries["offset"]) + int(entries["length"]))

@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from opsmith.nodes import ONNX
 from opsmith.rewriter.rule import is_op, sizes_of, tensor_of
 from opsmith.sizes import as_size, at, names
 
@@ -90,7 +91,7 @@ def _slice_of_graph(graph: ir.Graph, value: ir.Value) -> tuple[list[ir.Node], li
         if node in seen:
             continue
         seen.add(node)
-        if len(seen) > _LARGEST or node.domain not in ("", "ai.onnx") or node.graph is not graph:
+        if len(seen) > _LARGEST or node.domain not in ONNX or node.graph is not graph:
             return None
         if is_op(node, "Shape"):
             source = node.inputs[0]

@@ -19,7 +19,9 @@ from typing import Any, NoReturn
 import numpy as np
 import onnx_ir as ir
 
-from opsmith.sizes import SizeLike, parse
+from opsmith.dim_names import parse
+from opsmith.nodes import operator_name
+from opsmith.sizes import SizeLike
 from opsmith.sizes import name as symbol
 
 DOMAIN = "opsmith"
@@ -226,7 +228,7 @@ def is_op(node: ir.Node | None, *op_types: str) -> bool:
     """Whether a node is one of "Softmax", "opsmith.Gelu", ..."""
     if node is None:
         return False
-    name = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+    name = operator_name(node)
     return name in op_types
 
 

@@ -19,6 +19,7 @@ from opsmith.check.feed import judged_feed
 from opsmith.check.inputs import Fixed
 from opsmith.check.verify import VerifyResult, verify
 from opsmith.errors import NotTheSame, OpsmithError
+from opsmith.nodes import operator_name
 from opsmith.plain import Shown
 from opsmith.rewriter import engine, passes, trial, user_rules
 from opsmith.rewriter.engine import RuleResult
@@ -178,9 +179,7 @@ def explain(
 def summarize(path: Path) -> Summary:
     """Count the nodes of a model file, as they stand: a function is one node."""
     model = store.open_model(path)
-    counted = collections.Counter(
-        n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}.{n.op_type}" for n in model.graph.all_nodes()
-    )
+    counted = collections.Counter(operator_name(n) for n in model.graph.all_nodes())
     counted.pop("Constant", None)
     try:
         cost = counting.flops(path, run=False)

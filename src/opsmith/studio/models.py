@@ -80,7 +80,6 @@ class Models:
         """What the picture model's configs say; no session is loaded."""
         first = DiffusionApp(self.home("pictures"), variant=self.variants()[0].name)
         self.native = (first.native[1], first.native[0])
-        self.inpaints_only = first.sees_masks
         self.edits = "vae_encoder" in first.paths
         self.guidance = first.guidance
         self.unknown_words = first.tokenizer.unknown

@@ -19,6 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from opsmith import store
+from opsmith.check.flops import VIEWS
 from opsmith.check.op_costs import node_flops
 from opsmith.check.origins import Graph, graph_of, origins
 from opsmith.errors import OpsmithError
@@ -224,12 +225,9 @@ def _plain(node: onnx.NodeProto) -> onnx.NodeProto:
     return copy
 
 
-_VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Shape", "Size"}
-
-
 def _bytes(node: onnx.NodeProto | None, event: trace.Event, weights: Mapping[str, int]) -> int:
     """Bytes read and written. Weights come from the file: the profiler does not see those packed in advance."""
-    if event.op in _VIEWS:
+    if event.op in VIEWS:
         return 0
     read = sum(weights.get(name, 0) for name in set(node.input)) if node is not None else 0
     return event.activations + read + trace.size(event.outputs)

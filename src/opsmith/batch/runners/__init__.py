@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from opsmith import store
+from opsmith import model_checks, store
 from opsmith.batch.rows import Runner
 from opsmith.errors import OpsmithError
 
@@ -27,7 +27,7 @@ def files_of(model: Path, variant: str | None) -> list[Path]:
         paths = list(DiffusionApp(model, variant=variant).paths.values())
     else:
         paths = [choose_variant(model, variant)]
-    return [file for path in paths for file in (path, *sorted(store.external_files(path)))]
+    return [file for path in paths for file in (path, *sorted(model_checks.external_files(path)))]
 
 
 def open_runner(model: Path, variant: str | None, threads: int | None) -> Runner:

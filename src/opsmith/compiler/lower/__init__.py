@@ -12,7 +12,7 @@ from opsmith import ops
 from opsmith.analysis import infer_nodes
 from opsmith.analysis.registry import Node, key_of
 from opsmith.analysis.values import Abstract, Unsupported
-from opsmith.compiler.lower import conv, fuse, memory, precision, resize
+from opsmith.compiler.lower import fuse, memory, plan_winograd, precision, resize
 from opsmith.compiler.lower.builder import Builder, Region, identifier
 from opsmith.compiler.lower.registry import ANCHORS, LOWER
 from opsmith.compiler.program import Buffer, Port, Program, Target
@@ -36,7 +36,7 @@ def lower_region(
     analysed = infer_nodes(nodes, facts, opset, _ruled_out(nodes, known, opset))
     program = Program(name, _ports(inputs, facts, "input", "in"), _ports(outputs, facts, "output", "out"))
     precisions = precision.plan_precisions(analysed.values(), target)
-    algorithms = conv.plan_algorithms(analysed.values(), target, precisions)
+    algorithms = plan_winograd.plan_algorithms(analysed.values(), target, precisions)
     precisions = precision.settle_winograd(precisions, algorithms)
     narrow = precision.plan_narrow(analysed.values(), precisions, outputs, target)
     region = Region(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
@@ -125,6 +125,14 @@ class Builder:
         """The value in row-major order without gaps; copied if it does not lie so already."""
         return self.dense(self.tensor(value))
 
+    def inputs(self, node: Node, *indices: int) -> Iterator[View]:
+        """Inputs of a node in row-major order."""
+        return (self.rows(node.ir.inputs[i]) for i in indices)
+
+    def optional(self, node: Node, index: int) -> View | None:
+        """An input in row-major order; None where the node leaves it out."""
+        return self.rows(node.ir.inputs[index]) if node.has(index) else None
+
     def dense(self, view: View, order: Sequence[int] | None = None) -> View:
         """The same value, dense with its axes in `order` (row-major by default)."""
         order = tuple(range(len(view.dims)) if order is None else order)
@@ -143,7 +151,7 @@ class Builder:
         return self._copies[key]
 
     def copy_into(self, source: View, target: View, order: Sequence[int] | None = None) -> None:
-        """`order`: of the axes in memory, where the target is a part of something and cannot tell."""
+        """Copy and convert. `order` is that of the axes in memory, where the target is a part of something and cannot tell."""
         same = source.dtype == target.dtype
         self.call(
             COPY,

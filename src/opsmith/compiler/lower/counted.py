@@ -50,7 +50,7 @@ def _non_zero(node: Node, builder: Builder) -> None:
 
 @lowers("Compress")
 def _compress(node: Node, builder: Builder) -> None:
-    x, condition = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
+    x, condition = builder.inputs(node, 0, 1)
     axis, count = compressed_axis(node), count_of(node.ir)
     dims = (product(x.dims),) if axis is None else x.dims
     axis = axis or 0
@@ -72,8 +72,8 @@ def _compress(node: Node, builder: Builder) -> None:
 
 @lowers("NonMaxSuppression")
 def _non_max_suppression(node: Node, builder: Builder) -> None:
-    boxes, scores = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
-    wanted, overlap, lowest = (builder.rows(node.ir.inputs[i]) if node.has(i) else None for i in (2, 3, 4))
+    boxes, scores = builder.inputs(node, 0, 1)
+    wanted, overlap, lowest = (builder.optional(node, i) for i in (2, 3, 4))
     most, count = most_boxes(node), count_of(node.ir)
     batch, classes, n = scores.dims
     selected = builder.allocate([batch * classes * most, as_size(3)], DataType.INT64, hint="selected")

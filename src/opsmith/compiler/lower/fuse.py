@@ -178,10 +178,10 @@ def express(group: Group, facts: Mapping[ir.Value, Abstract]) -> Expressions:
 def _scales(group: Group) -> set[ir.Value]:
     """Scales and zero points, which differ from layer to layer: as arguments they leave the layers one kernel."""
     quantizers = (n.ir for n in group.nodes if n.op in ("QuantizeLinear", "DequantizeLinear"))
-    found = {v for n in quantizers for v in n.inputs[1:] if v is not None}
+    scales = {v for n in quantizers for v in n.inputs[1:] if v is not None}
     if is_integer(group.anchor) or (group.anchor is None and all(d == 1 for d in group.root.outputs[0].dims)):
-        found |= {v for n in group.nodes if n.op == "Mul" for v in operands(n.ir)}
-    return found
+        scales |= {v for n in group.nodes if n.op == "Mul" for v in operands(n.ir)}
+    return scales
 
 
 def is_integer(anchor: Node | None) -> bool:
@@ -330,30 +330,18 @@ def anchored(
     outer: bool = True,
     order: Sequence[int] | None = None,
     strided: bool = False,
+    *,
+    apart: bool = False,
 ) -> None:
-    """Run `emit(target, epilogue)` with the node's group as epilogue, or store the plain result and run the group as a map.
-    The output lies in `order`; `strided`: perhaps as a part of the channels of a wider image."""
+    """Run `emit(target, epilogue)` with the node's group as epilogue. Where it cannot be one, or is to stay APART, store the node's
+    own result and run the group as a map behind it. What is stored lies in ORDER; STRIDED: perhaps as a part of the channels of
+    a wider image."""
     order = order or tuple(range(len(builder.region.facts[node.ir.outputs[0]].dims)))
-    epilogue = plan_epilogue(group, builder, order, extras, outer)
+    epilogue = None if apart else plan_epilogue(group, builder, order, extras, outer)
     if epilogue is not None:
         emit(builder.result(group.value, order, strided), epilogue)
         return
-    store_plainly(node, builder, group, emit, extras, outer, order, strided)
-
-
-def store_plainly(
-    node: Node,
-    builder: Builder,
-    group: Group,
-    emit: Callable[[View, Epilogue], None],
-    extras: Sequence[Extra] = (),
-    outer: bool = True,
-    order: Sequence[int] | None = None,
-    strided: bool = False,
-) -> None:
-    """The anchor's own result in memory, and its group as a map behind it."""
-    axes = order or tuple(range(len(builder.region.facts[node.ir.outputs[0]].dims)))
-    epilogue = plan_epilogue(Group(node, [], node), builder, axes, extras, outer)
+    epilogue = plan_epilogue(Group(node, [], node), builder, order, extras, outer)
     if epilogue is None:
         raise Unsupported("an operand cannot be read row by row")
     emit(builder.result(node.ir.outputs[0], order, strided), epilogue)

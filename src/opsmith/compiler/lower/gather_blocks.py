@@ -40,7 +40,7 @@ def _gather_blocks(node: Node, builder: Builder) -> None:
         block=block,
         table=table,
         scales=scales,
-        zeros=builder.rows(node.ir.inputs[3]) if node.has(3) else None,
+        zeros=builder.optional(node, 3),
         count=count,
         indices=indices,
         y=builder.result(node.ir.outputs[0]),

@@ -25,7 +25,7 @@ GRID_SAMPLE = Kernel(
 
 @lowers("GridSample")
 def _grid_sample(node: Node, builder: Builder) -> None:
-    x, grid = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
+    x, grid = builder.inputs(node, 0, 1)
     y = builder.result(node.ir.outputs[0])
     missing = 5 - len(x.dims)
     mode = MODES[node.attribute("mode", "linear")]

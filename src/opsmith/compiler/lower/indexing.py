@@ -9,7 +9,7 @@ from opsmith.compiler.kernel import Kernel, Parameter, flag, read, size, size_li
 from opsmith.compiler.lower.builder import Builder
 from opsmith.compiler.lower.memory import GATHER
 from opsmith.compiler.lower.registry import lowers
-from opsmith.compiler.program import Enumerator
+from opsmith.compiler.program import Enumerator, View
 from opsmith.sizes import ONE, ZERO, product
 
 
@@ -53,9 +53,18 @@ TRILU = _plain("trilu", *sizes("batch", "rows", "cols", "k"), flag("upper"), rea
 EYE = _plain("eye", *sizes("rows", "cols", "k"), value("one", like="y"), write("y"), pool=False)
 
 
+def _scattered(node: Node, builder: Builder, *others: int) -> tuple[View, ...]:
+    """What a scatter writes into, as a copy of the data; the data; and its other inputs."""
+    data = builder.tensor(node.ir.inputs[0])
+    rest = tuple(builder.inputs(node, *others))
+    target = builder.result(node.ir.outputs[0])
+    builder.copy_into(data, target)
+    return target, data, *rest
+
+
 @lowers("GatherElements")
 def _gather_elements(node: Node, builder: Builder) -> None:
-    data, indices = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
+    data, indices = builder.inputs(node, 0, 1)
     axis = node.axis(len(data.dims), 0)
     builder.call(
         GATHER_ELEMENTS,
@@ -71,9 +80,7 @@ def _gather_elements(node: Node, builder: Builder) -> None:
 
 @lowers("ScatterElements", "Scatter")
 def _scatter_elements(node: Node, builder: Builder) -> None:
-    data, indices, updates = builder.tensor(node.ir.inputs[0]), *(builder.rows(v) for v in node.ir.inputs[1:3])
-    target = builder.result(node.ir.outputs[0])
-    builder.copy_into(data, target)
+    target, data, indices, updates = _scattered(node, builder, 1, 2)
     axis = node.axis(len(data.dims), 0)
     builder.call(
         SCATTER_ELEMENTS,
@@ -90,9 +97,7 @@ def _scatter_elements(node: Node, builder: Builder) -> None:
 
 @lowers("TensorScatter")
 def _tensor_scatter(node: Node, builder: Builder) -> None:
-    cache, update = builder.tensor(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
-    target = builder.result(node.ir.outputs[0])
-    builder.copy_into(cache, target)
+    target, cache, update = _scattered(node, builder, 1)
     axis = node.axis(len(cache.dims), -2)
     builder.call(
         TENSOR_SCATTER,
@@ -103,7 +108,7 @@ def _tensor_scatter(node: Node, builder: Builder) -> None:
         steps=update.dims[axis],
         inner=product(cache.dims[axis + 1 :]),
         update=update,
-        at=builder.rows(node.ir.inputs[2]) if node.has(2) else None,
+        at=builder.optional(node, 2),
         y=target,
         comment=f"along axis {axis}",
     )
@@ -111,7 +116,7 @@ def _tensor_scatter(node: Node, builder: Builder) -> None:
 
 @lowers("ai.onnx.ml::ArrayFeatureExtractor")
 def _array_feature_extractor(node: Node, builder: Builder) -> None:
-    x, columns = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
+    x, columns = builder.inputs(node, 0, 1)
     builder.call(
         GATHER,
         outer=product(x.dims[:-1]),
@@ -127,7 +132,7 @@ def _array_feature_extractor(node: Node, builder: Builder) -> None:
 
 @lowers("GatherND")
 def _gather_nd(node: Node, builder: Builder) -> None:
-    data, indices = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
+    data, indices = builder.inputs(node, 0, 1)
     batch, width = tuples(node, node.input(0), node.input(1))
     count, inner = product(indices.dims[batch:-1]), product(data.dims[batch + width :])
     builder.call(
@@ -147,9 +152,7 @@ def _gather_nd(node: Node, builder: Builder) -> None:
 
 @lowers("ScatterND")
 def _scatter_nd(node: Node, builder: Builder) -> None:
-    data, indices, updates = builder.tensor(node.ir.inputs[0]), *(builder.rows(v) for v in node.ir.inputs[1:3])
-    target = builder.result(node.ir.outputs[0])
-    builder.copy_into(data, target)
+    target, data, indices, updates = _scattered(node, builder, 1, 2)
     _, width = tuples(node, node.input(0), node.input(1))
     count, inner = product(indices.dims[:-1]), product(data.dims[width:])
     builder.call(
@@ -168,7 +171,7 @@ def _scatter_nd(node: Node, builder: Builder) -> None:
 
 @lowers("OneHot")
 def _one_hot(node: Node, builder: Builder) -> None:
-    indices, pair = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[2])
+    indices, pair = builder.inputs(node, 0, 2)
     target = builder.result(node.ir.outputs[0])
     axis = one_hot_axis(node)
     off, on = (pair.with_((), (), pair.offset + i) for i in (0, 1))
@@ -206,7 +209,7 @@ def _top_k(node: Node, builder: Builder) -> None:
 
 @lowers("ReverseSequence")
 def _reverse_sequence(node: Node, builder: Builder) -> None:
-    x, lengths = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
+    x, lengths = builder.inputs(node, 0, 1)
     builder.call(
         REVERSE_SEQUENCE,
         first=x.dims[0],

@@ -6,7 +6,7 @@ w (K, N)    -> int8 (K, N), scale (N), sum (N)                  the same undone
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from opsmith.analysis.values import Constant, DataType
 from opsmith.compiler import pack
-from opsmith.compiler.kernel import EPILOGUE, Kernel, read, size, sizes, write
+from opsmith.compiler.kernel import Kernel, read, size, sizes, write
 from opsmith.compiler.lower.builder import Builder
+from opsmith.compiler.lower.products import rows_kernel
 from opsmith.compiler.program import Argument, View
 from opsmith.sizes import ONE, Size, as_size
 
@@ -48,21 +49,16 @@ QUANTIZE_IMAGE = Kernel(
     "an image becomes bytes",
 )
 COLUMNS = [read("b", dtype=DataType.INT8), read("b_sums", dtype=DataType.INT32), read("b_scales", dtype=DataType.FLOAT)]
-GEMM_INT8 = Kernel(
+GEMM_INT8 = rows_kernel(
     "gemm_int8",
     "gemm_int8.hpp",
     [
-        *sizes("m", "n", "k"),
         read("a", dtype=DataType.UINT8),
         size("lda"),
         read("a_scales", dtype=DataType.FLOAT),
         read("a_zeros", dtype=DataType.UINT8),
-        *COLUMNS,
-        write("c"),
-        size("ldc"),
-        EPILOGUE,
-        size("rows_per_item"),
     ],
+    COLUMNS,
     "product in int8 with packed weights",
 )
 
@@ -74,6 +70,10 @@ class Bytes:
     values: View
     scales: View
     zeros: View
+
+    def operands(self, row: int) -> dict[str, Argument]:
+        """The arguments of GEMM_INT8 for these rows, ROW bytes apart."""
+        return {"a": self.values, "lda": as_size(row), "a_scales": self.scales, "a_zeros": self.zeros}
 
 
 def quantized_rows(
@@ -87,54 +87,49 @@ def quantized_rows(
             f"factors({weights.key})", DataType.FLOAT, columns, lambda: pack.row_factors(_floats(weights))
         )
 
-    def make() -> Bytes:
-        made = _allocate(builder, x, rows, columns, rows)
-        builder.call(
-            QUANTIZE_ROWS,
-            rows=rows,
-            columns=columns,
-            x=x,
-            x_row=row,
-            factors=factors,
-            block=block,
-            y=made.values,
-            scales=made.scales,
-            zeros=made.zeros,
-            comment=f"({rows}, {columns}) as bytes",
-        )
-        return made
-
-    return builder.once((QUANTIZE_ROWS.name, x.buffer, x.offset, rows, row, factors), make)
+    return _quantized(
+        builder, QUANTIZE_ROWS, x, rows, columns, row, rows, {"factors": factors, "block": as_size(block)}
+    )
 
 
 def quantized_image(builder: Builder, x: View, rows: Size, columns: int, row: Size) -> Bytes:
     """x (rows, columns), rows `row` apart, with one scale."""
+    return _quantized(builder, QUANTIZE_IMAGE, x, rows, columns, row, ONE, {})
+
+
+def _quantized(
+    builder: Builder,
+    kernel: Kernel,
+    x: View,
+    rows: Size,
+    columns: int,
+    row: Size,
+    scales: Size,
+    balance: Mapping[str, Argument],
+) -> Bytes:
+    """x as bytes with so many scales, made once for all products that ask for the same."""
 
     def make() -> Bytes:
-        made = _allocate(builder, x, rows, columns, ONE)
+        name = x.buffer.name
+        made = Bytes(
+            builder.allocate([rows, as_size(columns)], DataType.UINT8, hint=f"{name}_bytes"),
+            builder.allocate([scales], DataType.FLOAT, hint=f"{name}_scales"),
+            builder.allocate([scales], DataType.UINT8, hint=f"{name}_zeros"),
+        )
+        *_, scale, zero = (p.name for p in kernel.parameters)
         builder.call(
-            QUANTIZE_IMAGE,
+            kernel,
+            {**balance, scale: made.scales, zero: made.zeros},
             rows=rows,
             columns=columns,
             x=x,
             x_row=row,
             y=made.values,
-            scale=made.scales,
-            zero=made.zeros,
             comment=f"({rows}, {columns}) as bytes",
         )
         return made
 
-    return builder.once((QUANTIZE_IMAGE.name, x.buffer, x.offset, rows, columns, row), make)
-
-
-def _allocate(builder: Builder, x: View, rows: Size, columns: int, scales: Size) -> Bytes:
-    name = x.buffer.name
-    return Bytes(
-        builder.allocate([rows, as_size(columns)], DataType.UINT8, hint=f"{name}_bytes"),
-        builder.allocate([scales], DataType.FLOAT, hint=f"{name}_scales"),
-        builder.allocate([scales], DataType.UINT8, hint=f"{name}_zeros"),
-    )
+    return builder.once((kernel.name, x.buffer, x.offset, rows, columns, row, *balance.values()), make)
 
 
 def _floats(weights: Constant) -> npt.NDArray[np.float32]:

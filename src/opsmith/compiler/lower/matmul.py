@@ -5,9 +5,8 @@ x (..., M, K) @ w (K, N) -> (..., M, N), with whatever elementwise nodes follow 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,69 +14,34 @@ from opsmith.analysis.matmul import is_plain
 from opsmith.analysis.registry import Node
 from opsmith.analysis.values import Constant, DataType
 from opsmith.compiler import pack
-from opsmith.compiler.geometry import InstructionSet
 from opsmith.compiler.kernel import (
     EPILOGUE,
     SPACE,
     Kernel,
     Micro,
     Space,
-    Struct,
     read,
     size,
     size_list,
     sizes,
-    struct,
     write,
 )
-from opsmith.compiler.lower import block_bytes, int8
+from opsmith.compiler.lower import int8
 from opsmith.compiler.lower.builder import Builder
-from opsmith.compiler.lower.fuse import Extra, Group, anchored, lower_rest, store_plainly
+from opsmith.compiler.lower.fuse import Extra, Group, anchored, lower_rest
+from opsmith.compiler.lower.products import blocking, even_rows, row_stride, rows_kernel, rows_product
 from opsmith.compiler.lower.registry import anchors
 from opsmith.compiler.precision import BF16, FP32, INT8, Precision
-from opsmith.compiler.program import IDENTITY, Argument, Buffer, Enumerator, Epilogue, StructValue, Tunable, View, even
-from opsmith.compiler.task import Candidate
+from opsmith.compiler.program import IDENTITY, Argument, Buffer, Epilogue, Tunable, View
 from opsmith.expressions import Literal
-from opsmith.sizes import ONE, ZERO, Size, SizeLike, as_size, broadcast, name, product, spread
+from opsmith.sizes import ONE, ZERO, Size, SizeLike, broadcast, name, product, spread
 
-BLOCKING = Struct("Blocking", "gemm_micro.hpp", ("rows", "panels"))
-GEMM = Kernel(
-    "gemm",
-    "gemm.hpp",
-    [
-        *sizes("m", "n", "k"),
-        read("a"),
-        size("lda"),
-        read("b"),
-        write("c"),
-        size("ldc"),
-        EPILOGUE,
-        size("rows_per_item"),
-        struct("blocking", BLOCKING, optional=True),
-    ],
-    "product with packed weights",
-    micros=(Micro("a", "b"),),
-)
-FEW_ROWS = "3 to 16 rows by quantized weights in 16 bits, rounded to 2^-16 of the largest of a block"  # quant_rows.hpp
-GEMM_QUANTIZED = Kernel(
-    "gemm_quantized",
-    "quant.hpp",
-    [
-        *sizes("m", "n", "k", "block"),
-        read("a"),
-        size("lda"),
-        read("b"),
-        write("c"),
-        size("ldc"),
-        EPILOGUE,
-        size("rows_per_item"),
-        struct("blocking", BLOCKING, optional=True),
-    ],
-    "product with weights of few bits",
-    micros=(Micro("a", "float"),),
-)
-GEMM_BF16 = Kernel(
-    "gemm_bf16", "gemm.hpp", GEMM.parameters, "product in bf16 with packed weights", micros=(Micro("a", "bf16x2"),)
+GEMM, GEMM_BF16 = (
+    rows_kernel(name, "gemm.hpp", [read("a"), size("lda")], [read("b")], comment, tuned=True, micros=(Micro("a", b),))
+    for name, comment, b in (
+        ("gemm", "product with packed weights", "b"),
+        ("gemm_bf16", "product in bf16 with packed weights", "bf16x2"),
+    )
 )
 MATMUL = Kernel(
     "matmul",
@@ -114,19 +78,6 @@ MATMUL_PLAIN = Kernel(
 )
 
 STORED_AS = {DataType.FLOAT: "f32", DataType.FLOAT16: "f16"}  # the storage types that the tuner knows
-
-
-class Zeros(NamedTuple):
-    """How the zero points of weights in blocks are stored: for the kernel (quant_rows.hpp), and for the tuner."""
-
-    template: Enumerator
-    suffix: str
-
-
-NO_ZEROS, BYTE_ZEROS, FLOAT_ZEROS = (
-    Zeros(Enumerator(name), suffix)
-    for name, suffix in (("kNoZeros", ""), ("kByteZeros", "_zero"), ("kFloatZeros", "_float_zero"))
-)
 
 
 @anchors("MatMul")
@@ -199,7 +150,7 @@ def linear(
     def emit(target: View, epilogue: Epilogue) -> None:
         multiply(builder, left, weights, target, epilogue, precision)
 
-    (anchored if column else store_plainly)(node, builder, group, emit, extras)
+    anchored(node, builder, group, emit, extras, apart=not column)
 
 
 def multiply(
@@ -229,57 +180,12 @@ def multiply(
 
 
 def _multiply_bytes(builder: Builder, left: View, weights: Constant, target: View, epilogue: Epilogue) -> None:
-    """The same in int8."""
+    """`multiply` in int8."""
     k, n = weights.dims
     rows = product(left.dims[:-1])
     a = int8.quantized_rows(builder, left, rows, k, row_stride(left), weights)
-    given: dict[str, Argument] = {"a": a.values, "lda": as_size(k), "a_scales": a.scales, "a_zeros": a.zeros}
-    given |= int8.columns(builder, weights)
+    given = {**a.operands(k), **int8.columns(builder, weights)}
     rows_product(builder, int8.GEMM_INT8, rows, k, n, given, target, epilogue, precision=INT8)
-
-
-def rows_product(
-    builder: Builder,
-    kernel: Kernel,
-    rows: Size,
-    k: int,
-    n: int,
-    given: Mapping[str, Argument],
-    target: View,
-    epilogue: Epilogue,
-    *,
-    stored: str = "",
-    **about: Any,
-) -> None:
-    """target (rows, N) = epilogue(a (rows, K) @ b (K, N)) by any kernel over packed weights; `given` are its a and b, `stored`
-    says how b lies."""
-    builder.call(
-        kernel,
-        given,
-        m=rows,
-        n=n,
-        k=k,
-        c=target,
-        ldc=n,
-        epilogue=epilogue,
-        rows_per_item=product(target.dims[1:-1]),
-        comment=with_epilogue(f"({rows}, {k}) @ {stored}({k}, {n})", epilogue),
-        flops=rows * (2 * k * n),
-        **about,
-    )
-
-
-def blocking(tunable: Tunable | None) -> StructValue | None:
-    """The limits that the tuner found, where they differ from the kernel's own choice."""
-    return None if tunable is None or tunable.limits is None else blocking_of(tunable.limits)
-
-
-def blocking_of(limits: Candidate) -> StructValue:
-    return StructValue(BLOCKING, {"rows": limits.rows, "panels": limits.panels})
-
-
-def with_epilogue(text: str, epilogue: Epilogue) -> str:
-    return f"{text}; {epilogue.comment}" if epilogue.comment else text
 
 
 def pack_gemm(builder: Builder, weights: Constant) -> Buffer:
@@ -297,20 +203,6 @@ def pack_pairs(builder: Builder, weights: Constant) -> Buffer:
     isa = builder.target.isa
     packed = lambda: pack.pack_pairs(np.asarray(weights.read()), isa)  # noqa: E731
     return builder.packed(f"pairs({weights.key})", DataType.BFLOAT16, (k + k % 2) * isa.padded(n), packed)
-
-
-def even_rows(left: View, builder: Builder) -> View:
-    """Rows that one stride walks over, contiguous inside."""
-    if left.strides[-1] == 1 or left.dims[-1] == 1:
-        dims, strides = left.dims[:-1], left.strides[:-1]
-        if even(strides, dims):
-            step = next((s for s, d in zip(reversed(strides), reversed(dims)) if d != 1), left.dims[-1])
-            return left.with_(left.dims, [*strides[:-1], *([step] if strides else []), ONE])
-    return builder.dense(left)
-
-
-def row_stride(view: View) -> Size:
-    return view.strides[-2] if len(view.dims) > 1 else view.dims[-1]
 
 
 # --- both sides computed ---
@@ -345,10 +237,7 @@ def batched(node: Node, builder: Builder, group: Group, left: View, right: View,
 
     # Inside a loop an epilogue would see rows of its own batch only, so there the group runs as a map afterwards.
     squeezed = len(node.outputs[0].dims) != rank
-    if loops or squeezed:
-        store_plainly(node, builder, group, emit, extras)
-    else:
-        anchored(node, builder, group, emit, extras, outer=False)
+    anchored(node, builder, group, emit, extras, outer=False, apart=bool(loops) or squeezed)
 
 
 def _merge(dims: list[Size], steps: Sequence[list[Size]]) -> tuple[list[int], int | None]:
@@ -460,132 +349,3 @@ def _batch_strides(view: View, batch: Sequence[Size]) -> tuple[Size, ...]:
     dims, strides = view.dims[:-2], view.strides[:-2]
     lead = len(batch) - len(dims)
     return (ZERO,) * lead + tuple(spread(d, w, s) for d, w, s in zip(dims, batch[lead:], strides))
-
-
-# --- weights of 8 or 4 bits in blocks: the kernel reads the packed integers directly ---
-
-
-@anchors("com.microsoft::MatMulNBits")
-def _matmul_nbits(node: Node, builder: Builder, group: Group) -> None:
-    """x (..., K) @ dequantize(q (K, N), scales (K / block, N)) -> (..., N)"""
-    left = even_rows(builder.tensor(node.ir.inputs[0]), builder)
-    bias = [Extra(lambda acc, b: acc + b, builder.tensor(node.ir.inputs[5]))] if node.has(5) else []
-    precision = FP32 if builder.target.strict else builder.target.precision_of(node.name)
-    emit = _nbits_in_bytes if precision is INT8 else _nbits_in_floats
-    anchored(node, builder, group, partial(emit, node, builder, left, _Blocks.of(node), precision), bias)
-
-
-class _Blocks(NamedTuple):
-    """A weight (K, N) in blocks, as a MatMulNBits has it."""
-
-    name: str
-    k: int
-    n: int
-    bits: int
-    block: int
-    scale_type: DataType
-    zeros: Zeros
-    zero_bytes: int
-
-    @staticmethod
-    def of(node: Node) -> _Blocks:
-        k, n, bits, block = (int(node.attribute(a)) for a in ("K", "N", "bits", "block_size"))
-        has_zeros = node.has(3)
-        zeros = NO_ZEROS if not has_zeros else BYTE_ZEROS if node.input(3).dtype == DataType.UINT8 else FLOAT_ZEROS
-        weight = node.ir.inputs[1] or node.ir.outputs[0]
-        zero_bytes = int(node.input(3).dtype.itemsize) if has_zeros else 0
-        return _Blocks(str(weight.name), k, n, bits, block, node.input(2).dtype, zeros, zero_bytes)
-
-    def in_bytes(self, node: Node) -> _Blocks:
-        """Its scales in halves, where that loses nothing."""
-        zeros = node.array(3, "the zero points") if node.has(3) else None
-        if self.scale_type != DataType.FLOAT or not pack.halves_hold(node.array(2, "the scales"), zeros):
-            return self
-        return self._replace(
-            scale_type=DataType.FLOAT16, zero_bytes=2 if self.zeros is FLOAT_ZEROS else self.zero_bytes
-        )
-
-    def packed(
-        self,
-        node: Node,
-        builder: Builder,
-        key: str,
-        layout: Callable[[pack.BlockQuantized, InstructionSet], pack.Array],
-    ) -> Buffer:
-        """It as LAYOUT orders it."""
-        isa = builder.target.isa
-        columns, blocks = isa.padded(self.n), -(-self.k // self.block)
-        space = blocks * columns * (int(self.scale_type.itemsize) + self.zero_bytes + self.block * self.bits // 8)
-
-        def write() -> pack.Array:
-            weights, scales = node.array(1, "the weights"), node.array(2, "the scales")
-            zeros = node.array(3, "the zero points") if node.has(3) else None
-            sizes = {"k": self.k, "n": self.n, "bits": self.bits, "block": self.block}
-            return layout(pack.unpack_matmul_nbits(weights, scales, zeros, **sizes), isa)
-
-        return builder.packed(f"{key}({self.name})", DataType.UINT8, space, write)
-
-    @property
-    def note(self) -> str:
-        return f"int{self.bits} weights in blocks of {self.block}"
-
-
-def _nbits_in_floats(
-    node: Node, builder: Builder, left: View, blocks: _Blocks, precision: Precision, target: View, epilogue: Epilogue
-) -> None:
-    rows, tunable = product(left.dims[:-1]), None
-    if left.dtype == target.dtype == DataType.FLOAT and blocks.scale_type in STORED_AS:
-        kernel = f"int{blocks.bits}_{STORED_AS[blocks.scale_type]}{blocks.zeros.suffix}"
-        sizes: dict[str, SizeLike | str] = {
-            "m": rows, "n": blocks.n, "k": blocks.k, "block": blocks.block, "storage": kernel,
-        }  # fmt: skip
-        tunable = Tunable("quantized", kernel, sizes, builder.limits(kernel))
-    # Where one number of a block is thousands of times the others, as in the residuals of small decoders, 16 bits lose those.
-    exact = precision is FP32
-    store = blocks.packed(node, builder, "nbits", pack.pack_quantized)
-    rows_product(
-        builder,
-        GEMM_QUANTIZED,
-        rows,
-        blocks.k,
-        blocks.n,
-        {
-            "a": left,
-            "lda": row_stride(left),
-            "b": store,
-            "block": as_size(blocks.block),
-            "blocking": blocking(tunable),
-        },
-        target,
-        epilogue,
-        stored=f"int{blocks.bits} ",
-        templates=(blocks.bits, blocks.scale_type, blocks.zeros.template, exact),
-        label=f"gemm_int{blocks.bits}",
-        notes=[blocks.note, *([] if exact else [FEW_ROWS])],
-        tunable=tunable,
-    )
-
-
-def _nbits_in_bytes(
-    node: Node, builder: Builder, left: View, blocks: _Blocks, precision: Precision, target: View, epilogue: Epilogue
-) -> None:
-    rows = product(left.dims[:-1])
-    given = block_bytes.quantized(builder, left, rows, blocks.k, row_stride(left), blocks.block)
-    blocks = blocks.in_bytes(node)
-    layout = partial(pack.pack_block_bytes, scales=blocks.scale_type.numpy())
-    store = blocks.packed(node, builder, "nbits_bytes", layout)
-    rows_product(
-        builder,
-        block_bytes.GEMM_BLOCKS,
-        rows,
-        blocks.k,
-        blocks.n,
-        {**given, "b": store, "block": as_size(blocks.block)},
-        target,
-        epilogue,
-        stored=f"int{blocks.bits} ",
-        templates=(blocks.bits, blocks.scale_type, blocks.zeros.template),
-        label=f"gemm_int{blocks.bits}_bytes",
-        notes=[blocks.note, block_bytes.NOTE],
-        precision=precision,
-    )

@@ -92,7 +92,7 @@ def _gather(node: Node, builder: Builder) -> None:
     if picked is not None and len(picked) == 1 and isinstance(picked[0], Size):  # one index: a view
         builder.alias(value, _picked(builder, builder.tensor(node.ir.inputs[0]), axis, picked[0], node.input(1).rank))
         return
-    data, indices = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
+    data, indices = builder.inputs(node, 0, 1)
     target = builder.result(value)
     outer, rows, inner = product(data.dims[:axis]), data.dims[axis], product(data.dims[axis + 1 :])
     count = product(indices.dims)

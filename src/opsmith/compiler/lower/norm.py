@@ -11,8 +11,8 @@ from opsmith.analysis.registry import Node
 from opsmith.analysis.values import Unsupported
 from opsmith.compiler.kernel import EPILOGUE, SPACE, Kernel, Space, read, real, size, sizes, write
 from opsmith.compiler.lower.builder import Builder
-from opsmith.compiler.lower.fuse import Extra, Group, anchored, store_plainly
-from opsmith.compiler.lower.matmul import even_rows, row_stride
+from opsmith.compiler.lower.fuse import Extra, Group, anchored
+from opsmith.compiler.lower.products import even_rows, row_stride
 from opsmith.compiler.lower.registry import anchors, lowers
 from opsmith.compiler.program import Argument, Epilogue, View, even
 from opsmith.expressions import f
@@ -57,7 +57,7 @@ def _layer_norm(node: Node, builder: Builder, group: Group) -> None:
     rows = product(x.dims[:-1])
     scales: dict[str, Argument] = {"scale": builder.rows(node.ir.inputs[1])}
     if not rms:
-        scales["bias"] = builder.rows(node.ir.inputs[2]) if node.has(2) else None
+        scales["bias"] = builder.optional(node, 2)
 
     def emit(target: View, epilogue: Epilogue) -> None:
         builder.call(
@@ -77,7 +77,7 @@ def _layer_norm(node: Node, builder: Builder, group: Group) -> None:
         )
 
     # rows that are longer than the last axis have no epilogue by column
-    (anchored if axis == last else store_plainly)(node, builder, group, emit)
+    anchored(node, builder, group, emit, apart=axis != last)
 
 
 @lowers("opsmith::SkipLayerNorm", "opsmith::SkipRmsNorm")
@@ -153,10 +153,7 @@ def _group_norm(node: Node, builder: Builder, group: Group) -> None:
             flops=product(x.dims) * 10,
         )
 
-    if last:
-        anchored(node, builder, group, emit, extras, order=order)
-    else:
-        store_plainly(node, builder, group, emit, extras)
+    anchored(node, builder, group, emit, extras, order=order if last else None, apart=not last)
 
 
 def _channel_operand(node: Node, builder: Builder, index: int) -> View:

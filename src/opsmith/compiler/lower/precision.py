@@ -17,6 +17,7 @@ from opsmith.analysis.resize import whole_factors
 from opsmith.analysis.values import DataType
 from opsmith.compiler.precision import BF16, FP32, INT8, Precision
 from opsmith.compiler.program import Target
+from opsmith.nodes import ONNX
 
 MOST_SUMMED = 16384  # numbers of a row that is quantized: most_columns in quantize_rows.hpp
 MOST_WORDS = 65536  # products of two bytes that surely fit into a sum of 32 bits
@@ -67,8 +68,8 @@ def settle_winograd(
 
 
 def _outermost(products: Iterable[ir.Node]) -> frozenset[ir.Node]:
-    """The first and the last products of the model: those that read what no product computed, or whose results none reads. What they
-    lose, everything behind them or nothing makes up for."""
+    """The first and the last products of the model: those that read what no product computed, or whose results none reads. What the
+    first ones lose spreads to all that follows, and nothing follows the last ones that could even it out."""
     graph = next((n.graph for n in products), None)
     made: set[ir.Value] = set()  # by a product, directly or not
     first: set[ir.Node] = set()
@@ -90,11 +91,11 @@ def _outermost(products: Iterable[ir.Node]) -> frozenset[ir.Node]:
 
 
 def _is_product(node: Node) -> bool:
-    if node.ir.domain in ("", "ai.onnx") and node.op in ("MatMul", "Gemm"):
+    if node.ir.domain in ONNX and node.op in ("MatMul", "Gemm"):
         right = node.input(1).constant
         floats = {node.input(0).dtype, node.input(1).dtype} == {DataType.FLOAT}
         return floats and right is not None and len(right.dims) == 2 and min(right.dims) >= LEAST
-    if node.ir.domain in ("", "ai.onnx") and node.op == "Conv":
+    if node.ir.domain in ONNX and node.op == "Conv":
         weights, groups = node.input(1).constant, int(node.attribute("group", 1))
         floats = {node.input(0).dtype, node.input(1).dtype} == {DataType.FLOAT}
         if not floats or weights is None:
@@ -151,7 +152,7 @@ def _types_of_readers(
 
 def _moved(node: Node) -> Iterable[int]:
     """The inputs whose numbers an operator gives on as they are: it commutes with rounding."""
-    if node.ir.domain not in ("", "ai.onnx"):
+    if node.ir.domain not in ONNX:
         return ()
     if node.op == "Concat":
         return range(len(node.ir.inputs))

@@ -19,9 +19,9 @@ from opsmith.compiler import pack
 from opsmith.compiler.kernel import EPILOGUE, SPACE, Kernel, Space, Struct, read, size, sizes, struct, write
 from opsmith.compiler.lower import window
 from opsmith.compiler.lower.builder import Builder
-from opsmith.compiler.lower.conv import CONV_SHAPE, Convolution, as_image, channels_last
+from opsmith.compiler.lower.convolution import CONV_SHAPE, Convolution, as_image, channels_last
 from opsmith.compiler.lower.fuse import Group, anchored, lower_rest
-from opsmith.compiler.lower.matmul import even_rows, row_stride, rows_product, with_epilogue
+from opsmith.compiler.lower.products import even_rows, row_stride, rows_kernel, rows_product, with_epilogue
 from opsmith.compiler.lower.registry import anchors, lowers
 from opsmith.compiler.program import (
     Argument,
@@ -30,7 +30,6 @@ from opsmith.compiler.program import (
     View,
     channels_last_order,
     layout_order,
-    pixel_stride,
 )
 from opsmith.sizes import ZERO, product
 
@@ -52,20 +51,11 @@ DYNAMIC_QUANTIZE = Kernel(
 
 ROW_ZEROS = Struct("RowZeros", "gemm_bytes.hpp", ("at", "step"), template="at")
 _COLUMNS = [read("b", dtype=DataType.INT8), read("b_sums", dtype=DataType.INT32), read("b_zeros", dtype=DataType.INT32)]
-GEMM_BYTES = Kernel(
+GEMM_BYTES = rows_kernel(
     "gemm_bytes",
     "gemm_bytes.hpp",
-    [
-        *sizes("m", "n", "k"),
-        read("a"),
-        size("lda"),
-        struct("a_zero", ROW_ZEROS),
-        *_COLUMNS,
-        write("c"),
-        size("ldc"),
-        EPILOGUE,
-        size("rows_per_item"),
-    ],
+    [read("a"), size("lda"), struct("a_zero", ROW_ZEROS)],
+    _COLUMNS,
     "product of bytes with packed weights",
 )
 MATMUL_BYTES = Kernel(
@@ -89,15 +79,11 @@ MATMUL_BYTES = Kernel(
 )
 
 
-def _optional(node: Node, builder: Builder, index: int) -> View | None:
-    return builder.rows(node.ir.inputs[index]) if node.has(index) else None
-
-
 @lowers("QuantizeLinear", "DequantizeLinear")
 def _linear(node: Node, builder: Builder) -> None:
-    """With scales per channel or block, or of half precision; others are elementwise."""
-    x, scales = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
-    zeros = _optional(node, builder, 2)
+    """Those with scales per channel or block, or of half precision; the others are elementwise."""
+    x, scales = builder.inputs(node, 0, 1)
+    zeros = builder.optional(node, 2)
     builder.call(
         QUANTIZE if node.op == "QuantizeLinear" else DEQUANTIZE,
         layout=StructValue(SCALE_LAYOUT, scale_layout(node)),
@@ -152,7 +138,7 @@ def _matmul_integer(node: Node, builder: Builder, group: Group) -> None:
             b_batch=b_batch,
             b_row=n,
             b_col=1,
-            b_zero=_optional(node, builder, 3),
+            b_zero=builder.optional(node, 3),
             b_step=zero_step(node, 3, n),
             c=target,
             epilogue=epilogue,
@@ -164,7 +150,7 @@ def _matmul_integer(node: Node, builder: Builder, group: Group) -> None:
 
 
 def _row_zeros(node: Node, builder: Builder, step: Argument) -> StructValue:
-    return StructValue(ROW_ZEROS, {"at": _optional(node, builder, 2), "step": step}, node.input(0).dtype)
+    return StructValue(ROW_ZEROS, {"at": builder.optional(node, 2), "step": step}, node.input(0).dtype)
 
 
 def _linear_product(node: Node, builder: Builder, group: Group, weights: Constant, a_zero: StructValue) -> None:
@@ -251,24 +237,20 @@ def _conv_integer(node: Node, builder: Builder, group: Group) -> None:
     view = ImageWindow(slide.strides, slide.dilations, pads, slide.out)
     conv = as_image(builder.tensor(node.ir.inputs[0]), weights, view, groups)
     conv = replace(conv, x=channels_last(conv.x, builder))
-    x_zero = _optional(node, builder, 2)
-    depthwise = conv.groups > 1 and conv.weights.dims[:2] == (conv.groups, 1)
-    given = _depthwise_weights(builder, conv, zero) if depthwise else _conv_columns(builder, conv, zero)
-    o, _, kh, kw = conv.weights.dims
+    x_zero = builder.optional(node, 2)
+    given = _depthwise_weights(builder, conv, zero) if conv.depthwise else _conv_columns(builder, conv, zero)
 
     def emit(target: View, epilogue: Epilogue) -> None:
-        pixel = pixel_stride(target)
-        assert pixel is not None
         builder.call(
-            DEPTHWISE_BYTES if depthwise else CONV_BYTES,
+            DEPTHWISE_BYTES if conv.depthwise else CONV_BYTES,
             given,
-            shape=StructValue(CONV_SHAPE, {**conv.fields(), "out_pixel_stride": pixel}),
+            shape=conv.shape(target, conv.fields()),
             x=conv.x,
             x_zero=x_zero,
             y=target,
             epilogue=epilogue,
             flops=conv.flops(),
-            comment=with_epilogue(f"{kh}x{kw} {conv.x.dims[1]} -> {o}", epilogue),
+            comment=with_epilogue(conv.comment, epilogue),
         )
 
     anchored(node, builder, group, emit, order=channels_last_order(rank), strided=True)
@@ -289,7 +271,7 @@ def _conv_columns(builder: Builder, conv: Convolution, zero: Constant | None) ->
 
 
 def _depthwise_weights(builder: Builder, conv: Convolution, zero: Constant | None) -> dict[str, Argument]:
-    """Less their zero points, in 16 bits."""
+    """The weights less their zero points, in 16 bits."""
     weights = conv.weights
 
     def packed() -> Array:
@@ -301,7 +283,7 @@ def _depthwise_weights(builder: Builder, conv: Convolution, zero: Constant | Non
 
 
 def _conv_plain(node: Node, builder: Builder, slide: Window, groups: int) -> None:
-    """Computed weights, more spatial dims, or padding that depends on sizes."""
-    x, w = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
-    x_zero, w_zero = _optional(node, builder, 2), _optional(node, builder, 3)
+    """For computed weights, more spatial dims, or padding that depends on sizes."""
+    x, w = builder.inputs(node, 0, 1)
+    x_zero, w_zero = builder.optional(node, 2), builder.optional(node, 3)
     window.conv(builder, slide, groups, x, w, None, builder.result(node.ir.outputs[0]), x_zero, w_zero)

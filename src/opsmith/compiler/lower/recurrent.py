@@ -16,7 +16,8 @@ from opsmith.analysis.values import Constant, DataType
 from opsmith.compiler import pack
 from opsmith.compiler.kernel import SPACE, Kernel, Space, Struct, read, size, sizes, struct, write
 from opsmith.compiler.lower.builder import Builder
-from opsmith.compiler.lower.matmul import even_rows, multiply, product_of
+from opsmith.compiler.lower.matmul import multiply, product_of
+from opsmith.compiler.lower.products import even_rows
 from opsmith.compiler.lower.registry import lowers
 from opsmith.compiler.program import Argument, Buffer, Enumerator, StructValue, View, even, permuted
 from opsmith.sizes import ONE, Size, as_size, contiguous

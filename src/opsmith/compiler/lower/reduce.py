@@ -52,7 +52,7 @@ def _reduce(node: Node, builder: Builder) -> None:
 
 
 def fold(builder: Builder, op: str, x: View, target: View, axes: Sequence[SizeLike], every: bool = False) -> None:
-    """Any axes of a tensor that lies anyhow."""
+    """Any axes of a tensor in any layout."""
     types = (target.dtype, x.dtype)
     log_sum_exp = op == "ReduceLogSumExp"
     builder.call(

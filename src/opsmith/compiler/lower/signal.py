@@ -101,7 +101,7 @@ def _stft(node: Node, builder: Builder) -> None:
         length=spectrum.length,
         bins=spectrum.bins,
         x=x,
-        window=builder.rows(node.ir.inputs[2]) if node.has(2) else None,
+        window=builder.optional(node, 2),
         y=builder.result(node.ir.outputs[0]),
         comment=f"{frames} frames of {spectrum.length}",
     )

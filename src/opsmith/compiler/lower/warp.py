@@ -94,7 +94,7 @@ def _deform_conv(node: Node, builder: Builder) -> None:
 
 @lowers("MaxUnpool")
 def _max_unpool(node: Node, builder: Builder) -> None:
-    x, indices = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
+    x, indices = builder.inputs(node, 0, 1)
     y = builder.result(node.ir.outputs[0])
     builder.call(
         MAX_UNPOOL, count=product(x.dims), total=product(y.dims), x=x, indices=indices, y=y, comment="maxima put back"

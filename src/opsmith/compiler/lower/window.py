@@ -68,9 +68,9 @@ def window_value(window: Window, batch: Size, channels: Size) -> StructValue:
 
 
 def lower_conv(node: Node, builder: Builder) -> None:
-    x, w = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
+    x, w = builder.inputs(node, 0, 1)
     window, groups = conv_window(node, node.input(0), node.input(1))
-    bias = builder.rows(node.ir.inputs[2]) if node.has(2) else None
+    bias = builder.optional(node, 2)
     conv(builder, window, groups, x, w, bias, builder.result(node.ir.outputs[0]))
 
 
@@ -85,7 +85,7 @@ def conv(
     x_zero: View | None = None,
     w_zero: View | None = None,
 ) -> None:
-    """Also of integers with zero points: one of x, one or one per output of w."""
+    """A convolution, also of integers with zero points: one of x; one of w, or one per output."""
     builder.call(
         CONV_PLAIN,
         window=window_value(window, x.dims[0], x.dims[1]),
@@ -103,9 +103,9 @@ def conv(
 
 
 def lower_transposed(node: Node, builder: Builder) -> None:
-    x, w = builder.rows(node.ir.inputs[0]), builder.rows(node.ir.inputs[1])
+    x, w = builder.inputs(node, 0, 1)
     window, groups = transposed_window(node)
-    bias = builder.rows(node.ir.inputs[2]) if node.has(2) else None
+    bias = builder.optional(node, 2)
     target = builder.result(node.ir.outputs[0])
     builder.call(
         CONV_TRANSPOSED_PLAIN,
@@ -132,7 +132,7 @@ def _col2im(node: Node, builder: Builder) -> None:
 
 @lowers("LRN")
 def _lrn(node: Node, builder: Builder) -> None:
-    """A window over channels."""
+    """Sums over a window of channels."""
     x = builder.rows(node.ir.inputs[0])
     numbers = {a: float(node.attribute(a, d)) for a, d in (("alpha", 0.0001), ("beta", 0.75), ("bias", 1.0))}
     builder.call(

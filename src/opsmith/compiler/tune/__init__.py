@@ -129,8 +129,8 @@ def tune(
             tuning.measured += 1
             step(f"{task.family} {describe(task)}")
     for node, task in tuning.tasks.items():
-        if (found := todo[task]) is not None:
-            tuning.outcomes[node] = found
+        if (measured := todo[task]) is not None:
+            tuning.outcomes[node] = measured
     return tuning
 
 

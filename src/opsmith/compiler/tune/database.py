@@ -75,8 +75,8 @@ class Database:
         query = "SELECT outcome FROM tuned WHERE cpu=? AND threads=? AND version=? AND family=? AND task=? AND level>=?"
         key = (machine.cpu_model(), threads, kernel_version(task.family), task.family, str(task), level)
         with self._open() as connection:
-            found = connection.execute(query, key).fetchone()
-        return None if found is None else _outcome(json.loads(found[0]))
+            row = connection.execute(query, key).fetchone()
+        return None if row is None else _outcome(json.loads(row[0]))
 
     def put(self, task: Task, threads: int, outcome: Outcome) -> None:
         version = kernel_version(task.family)
@@ -87,10 +87,10 @@ class Database:
 
     def rows(self) -> list[Row]:
         with self._open() as connection:
-            found = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM tuned ORDER BY family, task, cpu").fetchall()
+            rows = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM tuned ORDER BY family, task, cpu").fetchall()
         return [
             Row(cpu, threads, version, Task.parse(family, task), _outcome(json.loads(outcome)), measured)
-            for cpu, threads, version, family, task, _, outcome, measured in found
+            for cpu, threads, version, family, task, _, outcome, measured in rows
         ]
 
     def export(self, path: Path) -> int:
@@ -178,14 +178,14 @@ def kernel_version(family: str) -> str:
     """A hash of the headers that a family's kernels are made of."""
     from opsmith.compiler.tune.families import FAMILIES
 
-    found: set[str] = set()
+    headers: set[str] = set()
     todo = list(FAMILIES[family].headers)
     while todo:
         name = todo.pop()
-        if name not in found:
-            found.add(name)
+        if name not in headers:
+            headers.add(name)
             todo += _INCLUDE.findall((KERNELS / name).read_text(encoding="utf-8"))
     digest = hashlib.sha256()
-    for name in sorted(found):
+    for name in sorted(headers):
         digest.update(name.encode() + (KERNELS / name).read_bytes())
     return digest.hexdigest()[:16]

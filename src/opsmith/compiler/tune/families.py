@@ -18,7 +18,7 @@ import numpy.typing as npt
 from opsmith.compiler import pack, winograd
 from opsmith.compiler.geometry import InstructionSet
 from opsmith.compiler.lower.attention import TUNED as ATTENTION_FIELDS
-from opsmith.compiler.lower.conv import TUNED as CONV_FIELDS
+from opsmith.compiler.lower.convolution import TUNED as CONV_FIELDS
 from opsmith.compiler.task import Candidate, Task
 from opsmith.compiler.winograd import Way
 
@@ -123,14 +123,14 @@ def product_limits(kernel: str, rows: int, columns: int, level: int, isa: Instru
     tile, panels = isa.gemm_mr, -(-columns // isa.panel_columns)
     heights = [24] if level == 1 else [24, 16, 8, 4]
     widths = [0.5, 0.25] if level == 1 else [1, 0.5, 0.25, 0.125, 0.0625, 0.03125]  # of all panels
-    found = [Candidate(kernel)]
+    candidates = [Candidate(kernel)]
     for height in heights:
         for width in widths:
             limit = Candidate(kernel, min(height * tile, -(-rows // tile) * tile), max(1, round(panels * width)))
             tasks = -(-rows // limit.rows) * -(-panels // limit.panels)
             if 1 < tasks <= 4096:
-                found.append(limit)
-    return unique(found)
+                candidates.append(limit)
+    return unique(candidates)
 
 
 def _gemm_candidates(task: Task, level: int, isa: InstructionSet) -> list[Candidate]:
@@ -238,16 +238,16 @@ def winograd_ways(task: Task) -> dict[str, Way]:
 def _conv_candidates(task: Task, level: int, isa: InstructionSet) -> list[Candidate]:
     pixels = int(task["batch"]) * int(task["out_height"]) * int(task["out_width"])
     columns = int(task["out_channels"]) // int(task["groups"])
-    found = product_limits("conv2d", pixels, columns, 1 if winograd_ways(task) else level, isa)
+    candidates = product_limits("conv2d", pixels, columns, 1 if winograd_ways(task) else level, isa)
     width = isa.panel_columns
     for kernel in winograd_ways(task):
-        found.append(Candidate(kernel))
+        candidates.append(Candidate(kernel))
         if level == 1:
             continue
         for columns in (32, 48, 64, 96):  # output channels of a task
             for tiles in (96, 48, 24, 12):
-                found.append(Candidate(kernel, tiles, max(1, columns // width)))
-    return unique(found)
+                candidates.append(Candidate(kernel, tiles, max(1, columns // width)))
+    return unique(candidates)
 
 
 def _pack_winograd(weights: Array, way: Way, isa: InstructionSet) -> Array:
@@ -310,10 +310,10 @@ def _attention_candidates(task: Task, level: int, isa: InstructionSet) -> list[C
     keys = int(task["keys"])
     blocks = (96, 48) if level == 1 else (24, 48, 96, 144, 192)
     panels = (4,) if level == 1 else (1, 2, 4)
-    found = [Candidate("attention")]
+    candidates = [Candidate("attention")]
     if int(task["queries"]) * int(task["heads"]) // int(task["kv_heads"]) > isa.lanes:
-        found += [Candidate("attention", b, p) for b in blocks for p in panels if b <= max(96, keys)]
-    return unique(found)
+        candidates += [Candidate("attention", b, p) for b in blocks for p in panels if b <= max(96, keys)]
+    return unique(candidates)
 
 
 def _attention_problem(task: Task, isa: InstructionSet) -> Problem:

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 
 from opsmith.errors import OpsmithError
+from opsmith.nodes import ONNX, subgraphs
 
 SAMPLE, TIMESTEP = "sample", "timestep"
 ONCE = ("encoder_hidden_states", "text_embeds", "time_ids", "timestep_cond")  # do not change from step to step
@@ -115,12 +116,11 @@ class Graph:
 def _read(node: onnx.NodeProto) -> Iterator[str]:
     """The values that a node and the graphs within it read."""
     yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        for inner in (attribute.g, *attribute.graphs):
-            own = {name for n in inner.node for name in n.output} | {i.name for i in inner.input}
-            own |= {t.name for t in inner.initializer}
-            yield from (name for n in inner.node for name in _read(n) if name not in own)
-            yield from (o.name for o in inner.output if o.name not in own)
+    for inner in subgraphs(node):
+        own = {name for n in inner.node for name in n.output} | {i.name for i in inner.input}
+        own |= {t.name for t in inner.initializer}
+        yield from (name for n in inner.node for name in _read(n) if name not in own)
+        yield from (o.name for o in inner.output if o.name not in own)
 
 
 def plan(proto: onnx.ModelProto, skip: int = 0) -> Cut:
@@ -198,7 +198,7 @@ def _kinds(graph: Graph, needs: Sequence[frozenset[str]]) -> list[str]:
 
 
 def _is_expensive(node: onnx.NodeProto) -> bool:
-    return node.op_type in _EXPENSIVE or node.domain not in ("", "ai.onnx")
+    return node.op_type in _EXPENSIVE or node.domain not in ONNX
 
 
 def _stages(graph: Graph, hidden: str | None) -> list[str]:

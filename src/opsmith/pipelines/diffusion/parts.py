@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from opsmith import session, store
+from opsmith import model_checks, session, store
 from opsmith.errors import OpsmithError
 from opsmith.pipelines.diffusion import merge
 from opsmith.pipelines.diffusion.cut import Piece, extract
@@ -223,6 +223,6 @@ def _too_large(name: str) -> OpsmithError:
 
 def _hash(path: Path) -> str:
     digest = hashlib.sha256(path.read_bytes())
-    for file in sorted(store.external_files(path)):
+    for file in sorted(model_checks.external_files(path)):
         digest.update(f"{file.name} {file.stat().st_size}".encode())
     return digest.hexdigest()[:16]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from opsmith import session, store
+from opsmith import model_checks, session, store
 from opsmith.errors import OpsmithError
 from opsmith.pipelines.diffusion import cut
 from opsmith.pipelines.text import choose_variant
@@ -97,5 +97,5 @@ def _digest_of(path: Path, mtime: int, files: tuple[tuple[str, int, int], ...]) 
 
 def _digest(path: Path) -> str:
     """Of the .onnx file and of the names and sizes of the files that it points at."""
-    files = tuple((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(store.external_files(path)))
+    files = tuple((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(model_checks.external_files(path)))
     return _digest_of(path, path.stat().st_mtime_ns, files)

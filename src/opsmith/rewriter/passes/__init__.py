@@ -26,6 +26,7 @@ from onnxscript import optimizer
 from opsmith.analysis.control import gathered_perhaps
 from opsmith.check.drawn import draws
 from opsmith.errors import OpsmithError
+from opsmith.nodes import ONNX
 from opsmith.rewriter.passes import invariants, opsets, shapes, small_rules, weights
 from opsmith.rewriter.passes.unused import remove_unused
 from opsmith.rewriter.rule import DOMAIN, tensor_of
@@ -72,7 +73,7 @@ def fold(model: ir.Model) -> None:
         for _ in range(_FOLD_ROUNDS):
             try:
                 changed = bool(folding(model).modified)
-            except Exception as error:  # whatever a malformed node makes of the folder
+            except Exception as error:  # whatever the folder raises on a malformed node
                 logging.getLogger(__name__).debug("constant folding goes on without a node: %s", error)
                 if not last or last[0] in cannot:
                     return
@@ -167,7 +168,7 @@ def _refuse_negative_sizes(model: ir.Model) -> None:
 def _plain_constants(model: ir.Model) -> None:
     """The folder writes `Constant<value_ints>`, which opsets before 12 do not have; every opset has `value`."""
     for node in model.graph.all_nodes():
-        tensor = node.outputs[0].const_value if node.op_type == "Constant" and node.domain in ("", "ai.onnx") else None
+        tensor = node.outputs[0].const_value if node.op_type == "Constant" and node.domain in ONNX else None
         if tensor is not None and not {"value", "sparse_value"} & set(node.attributes):
             node.attributes.clear()
             node.attributes["value"] = ir.AttrTensor("value", tensor)
@@ -175,16 +176,35 @@ def _plain_constants(model: ir.Model) -> None:
 
 @contextlib.contextmanager
 def defaults_hidden(model: ir.Model) -> Iterator[None]:
-    """Inputs with a default value are no constants: a caller may override them. onnxscript takes them for constants.
+    """Inputs with a default value are no constants: a caller may override them. onnxscript takes them for constants. What outputs
+    declare is no fact either."""
+    with _outputs_kept(model), _inputs_open(model):
+        yield
 
-    Outputs have their names again at the end: a rule may find that one is an input, or another value. The sizes that they declare
-    are no facts either: ONNX Runtime goes on with a warning where they are wrong, as [1, 10] of any number of rows.
-    """
+
+@contextlib.contextmanager
+def _outputs_kept(model: ir.Model) -> Iterator[None]:
+    """Outputs have their names again at the end: a rule may find that one is an input, or another value. Meanwhile they declare no
+    sizes: ONNX Runtime goes on with a warning where those are wrong, as [1, 10] of any number of rows."""
     names = [value.name for value in model.graph.outputs]
     said = [value.shape for value in model.graph.outputs]
     for value in model.graph.outputs:
         if value.shape is not None and value.producer() is not None:
             value.shape = ir.Shape([None if isinstance(d, int) else d for d in value.shape])
+    try:
+        yield
+    finally:
+        if [value.name for value in model.graph.outputs] != names:
+            own_outputs(model.graph, names)
+            common.NameFixPass()(model)
+        for value, shape in zip(model.graph.outputs, said):
+            if shape is not None and value.producer() is not None:
+                value.shape = shape
+
+
+@contextlib.contextmanager
+def _inputs_open(model: ir.Model) -> Iterator[None]:
+    """Inputs have no values; their defaults are theirs again at the end."""
     held = model.graph.initializers
     defaults = {v.name: v.const_value for v in model.graph.inputs if v.const_value is not None and v.name in held}
     for value in model.graph.inputs:
@@ -198,18 +218,12 @@ def defaults_hidden(model: ir.Model) -> Iterator[None]:
             if value.name in defaults:
                 value.const_value = defaults[value.name]
                 model.graph.register_initializer(value)
-        if [value.name for value in model.graph.outputs] != names:
-            own_outputs(model.graph, names)
-            common.NameFixPass()(model)
-        for value, shape in zip(model.graph.outputs, said):
-            if shape is not None and value.producer() is not None:
-                value.shape = shape
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """The passes warn about every node and every constant that they leave alone."""
-    loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir")]
+def quiet(*libraries: str) -> Iterator[None]:
+    """The passes warn about every node and every constant that they leave alone. LIBRARIES are silent, too."""
+    loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir", *libraries)]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

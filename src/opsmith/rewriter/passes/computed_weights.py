@@ -38,7 +38,7 @@ _FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE}
 
 
 def fold_computed_weights(model: ir.Model) -> None:
-    """In place; the nodes that nobody reads any more are left to the removal of dead ones."""
+    """Fold them in place; nodes that nobody reads any more are left to the removal of dead ones."""
     computed: set[ir.Value] = set()
     left = GROWTH
     for node in list(model.graph):

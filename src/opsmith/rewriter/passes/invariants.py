@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from opsmith.nodes import ONNX
+
 
 def read_invariants_outside(model: ir.Model) -> None:
     """Readers of what a Loop or Scan carries unchanged read what it began with; in place."""
@@ -23,8 +25,8 @@ def read_invariants_outside(model: ir.Model) -> None:
 
 
 def _carried_unchanged(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value, ir.Value]]:
-    """(what it begins with, the body's input, the node's output) of each."""
-    if node.op_type not in ("Loop", "Scan") or node.domain not in ("", "ai.onnx") or "body" not in node.attributes:
+    """For each value that is carried unchanged: what it begins with, the body's input, the node's output."""
+    if node.op_type not in ("Loop", "Scan") or node.domain not in ONNX or "body" not in node.attributes:
         return
     body: ir.Graph = node.attributes["body"].value
     if len(body.inputs) < len(node.inputs):

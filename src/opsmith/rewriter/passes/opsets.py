@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import version_converter
 
+from opsmith.nodes import ONNX
 from opsmith.rewriter.rule import attribute, rank_of
 
 OLDEST = 17  # LayerNormalization, and CastLike for the bodies of our functions
@@ -81,7 +82,7 @@ def _cannot_be_raised(node: ir.Node, opset: int) -> bool:
 
 
 def _rows_of_hardmax(model: ir.Model) -> None:
-    for node in [n for n in model.graph.all_nodes() if n.op_type == "Hardmax" and n.domain in ("", "ai.onnx")]:
+    for node in [n for n in model.graph.all_nodes() if n.op_type == "Hardmax" and n.domain in ONNX]:
         x, axis = node.inputs[0], int(attribute(node, "axis", 1))
         node.attributes["axis"] = ir.AttrInt64("axis", -1)
         if x is None or node.graph is None or axis == -1 or axis == (rank_of(x) or 0) - 1:
@@ -111,7 +112,7 @@ def _empty_rows(model: ir.Model) -> None:
 
 
 def _numbers_of_its_type(model: ir.Model) -> None:
-    for node in [n for n in model.graph.all_nodes() if n.op_type in ("Pad", "Clip") and n.domain in ("", "ai.onnx")]:
+    for node in [n for n in model.graph.all_nodes() if n.op_type in ("Pad", "Clip") and n.domain in ONNX]:
         x = node.inputs[0] if node.inputs else None
         if node.op_type == "Pad":
             node.attributes.pop("value", None)  # which the converter leaves where the mode has no use for it
@@ -126,7 +127,7 @@ def _numbers_of_its_type(model: ir.Model) -> None:
 def _sizes_of_parts(model: ir.Model) -> None:
     for node in list(model.graph.all_nodes()):
         x, count = node.inputs[0] if node.inputs else None, len(node.outputs)
-        if node.op_type != "Split" or node.domain not in ("", "ai.onnx") or len(node.inputs) > 1 or x is None:
+        if node.op_type != "Split" or node.domain not in ONNX or len(node.inputs) > 1 or x is None:
             continue
         axis, rank = int(attribute(node, "axis", 0)), rank_of(x)
         size = None if x.shape is None or rank is None or not -rank <= axis < rank else x.shape[axis]
@@ -144,9 +145,10 @@ def _sizes_of_parts(model: ir.Model) -> None:
 
 
 def _old_positions(model: ir.Model) -> bool:
-    """False if no mode of today says it: nearest took the pixel below where an axis grows, above where it shrinks."""
+    """Say the positions of before opset 11 in the modes of today: nearest took the pixel below where an axis grows, above where it
+    shrinks. False if no mode says it."""
     for node in model.graph.all_nodes():
-        if node.op_type != "Resize" or node.domain not in ("", "ai.onnx"):
+        if node.op_type != "Resize" or node.domain not in ONNX:
             continue
         node.attributes["coordinate_transformation_mode"] = ir.AttrString(
             "coordinate_transformation_mode", "asymmetric"

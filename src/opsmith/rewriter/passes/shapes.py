@@ -18,8 +18,9 @@ import numpy as np
 import onnx_ir as ir
 
 from opsmith.analysis import Facts, Symbols, analyse
+from opsmith.dim_names import parse, spell
 from opsmith.rewriter.rule import attribute, input_of, is_op, name_of, tensor_of
-from opsmith.sizes import Size, names, parse, spell
+from opsmith.sizes import Size, names
 
 
 def infer(model: ir.Model) -> bool:

@@ -17,6 +17,7 @@ from onnx_ir.passes.common import NameFixPass
 from onnxscript.rewriter import RewriteRule
 from onnxscript.rewriter.rules import common as rules
 
+from opsmith.nodes import ONNX
 from opsmith.rewriter.rule import attribute, rank_of, register, tensor_of
 
 _BY_OP: dict[str, tuple[RewriteRule, ...]] = {
@@ -44,7 +45,7 @@ def apply(model: ir.Model) -> bool:
     changed = False
     graph = model.graph
     for node in list(graph):
-        if node.domain not in ("", "ai.onnx") or node.graph is not graph:
+        if node.domain not in ONNX or node.graph is not graph:
             continue
         if (kept := _unchanged(node)) is not None:
             ir.convenience.replace_all_uses_with(node.outputs[0], kept)
@@ -56,7 +57,7 @@ def apply(model: ir.Model) -> bool:
                 continue
             try:
                 rewritten = rule.try_rewrite(model, graph, node)
-            except Exception as error:  # whatever a malformed node makes of onnxscript's rules
+            except Exception as error:  # whatever onnxscript's rules raise on a malformed node
                 logging.getLogger(__name__).debug("%s stays as it is: %s", node.op_type, error)
                 continue
             if rewritten is None:

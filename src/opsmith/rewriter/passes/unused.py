@@ -15,7 +15,7 @@ import onnx_ir.passes.common as common
 
 @contextlib.contextmanager
 def keeping_outputs(nodes: Iterable[ir.Node]) -> Iterator[None]:
-    """Meanwhile the pass takes them for operators of a domain that it does not know."""
+    """Nodes keep all their outputs meanwhile: the pass takes them for operators of a domain that it does not know."""
     hidden = [(node, node.domain) for node in nodes]
     for node, domain in hidden:
         node.domain = f"kept.{domain}"
@@ -27,7 +27,7 @@ def keeping_outputs(nodes: Iterable[ir.Node]) -> Iterator[None]:
 
 
 def remove_unused(model: ir.Model) -> None:
-    """The bodies of an If or Loop that is gone count as readers no more."""
+    """Drop what nobody reads. The bodies of an If or Loop that is gone no longer count as readers."""
     graphs = [model.graph, *(f.graph for f in model.functions.values())]
     live = {node for graph in graphs for node in graph.all_nodes()}
     values = [v for graph in graphs for v in (*graph.inputs, *graph.initializers.values())]

@@ -50,9 +50,9 @@ def dequantized(site: Site, value: ir.Value | None) -> Dequantized:
 
 
 def activation(site: Site, value: ir.Value | None) -> Dequantized:
-    found = dequantized(site, value)
-    site.need(found.scale.size == 1, "an activation with a scale per channel")
-    return found
+    operand = dequantized(site, value)
+    site.need(operand.scale.size == 1, "an activation with a scale per channel")
+    return operand
 
 
 def _sums(site: Site, operator: str, x: Dequantized, w: ir.Value, zero: ir.Value | None, **attributes: Any) -> ir.Value:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from opsmith.nodes import ONNX
 from opsmith.rewriter.functions import ACTIVATIONS
 from opsmith.rewriter.passes import weights
 from opsmith.rewriter.rule import (
@@ -103,7 +104,7 @@ def epilogue(site: Site, name: str, value: ir.Value) -> tuple[str, list[ir.Value
 
 def activation_of(node: ir.Node) -> str | None:
     """The name of an activation that the epilogue functions know."""
-    approximate = node.domain in ("", "ai.onnx") and attribute(node, "approximate", "none") != "none"
+    approximate = node.domain in ONNX and attribute(node, "approximate", "none") != "none"
     for name in ACTIVATIONS:
         if is_op(node, name, f"opsmith.{name}") and len(node.inputs) == 1 and not approximate:
             return name

@@ -28,8 +28,8 @@ def rotary_parts(site: Site) -> None:
     products = [site.input(add, i, "Mul") for i in (0, 1)]
     x1, cos, x2, sin = _operands(site, by_cos, by_sin)  # (1)
     crossed = [{x1, sin}, {x2, cos}]
-    found = [set(p.inputs) for p in products]
-    site.need(found in (crossed, crossed[::-1]), "the second part is not x1 * sin + x2 * cos", add)
+    factors = [set(p.inputs) for p in products]
+    site.need(factors in (crossed, crossed[::-1]), "the second part is not x1 * sin + x2 * cos", add)
     part_of = every_second if interleaved else half_of  # (2) (3)
     x = part_of(site, x1, second=False)
     site.need(part_of(site, x2, second=True) is x, "the parts come from different tensors")

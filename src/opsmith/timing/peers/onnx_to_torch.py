@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from opsmith import store
 from opsmith.errors import OpsmithError
+from opsmith.nodes import ONNX
 
 # Inputs that must be numbers when the module is built (axes, shapes, pads), by op; everything else is a tensor.
 _SECOND_IS_STATIC = """Reshape Expand Unsqueeze Squeeze Tile Split TopK Trilu CumSum
@@ -101,7 +102,7 @@ def _take(values: Any, index: int) -> Any:
 def _operator(node: onnx.NodeProto) -> Callable[..., Any]:
     from opsmith.timing.peers.torch_operators import OPERATORS
 
-    if node.domain not in ("", "ai.onnx") or node.op_type not in OPERATORS:
+    if node.domain not in ONNX or node.op_type not in OPERATORS:
         op = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         raise OpsmithError(f"peer torch has no translation of operator {op} (node {node.name!r})")
     return OPERATORS[node.op_type]
