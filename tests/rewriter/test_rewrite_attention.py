@@ -19,6 +19,7 @@ CONST = {
     "low": np.float32(np.finfo(np.float32).min),
     "inf": np.float32(-np.inf),
     "mild": np.float32(-10000),
+    "billion": np.float32(-1e9),
     "two": 2.0,
 }
 SIZES = {"b": 2, "s": 3, "t": 5}
@@ -91,6 +92,8 @@ def test_constant_causal_mask() -> None:
         "l = Add(a, bias) c = Mul(l, half)",
         "l = Where(mask, a, low) m1 = Mul(l, half) c = Add(bias, m1)",  # GPT-J
         "l = Where(mask, a, inf) m1 = Add(l, bias) c = Max(m1, low)",
+        "m1 = Mul(bias, two) l = Sub(a, m1) c = Mul(l, half)",  # XLNet, Funnel
+        "l = Sub(a, bias) c = Where(mask, l, billion)",
     ],
 )
 def test_several_masks_become_one(masks: str) -> None:
@@ -98,6 +101,19 @@ def test_several_masks_become_one(masks: str) -> None:
     ops, results, _ = rewrite(model(signature, f"{PLAIN} {masks} {OPEN}", constants=CONST), sizes=SIZES)
     assert fired(results, "attention") == 1
     assert ops["AttentionBias"] == 1 and "Softmax" not in ops
+
+
+def test_keys_that_are_hidden_by_a_billion() -> None:
+    """As the annotated transformer does: a query that sees no key averages all of them."""
+    check(f"{QKV}, bool[b,1,s,t] mask => {OUT}", PLAIN + "c = Where(mask, a, billion) " + OPEN, "AttentionBias")
+    shut = {"shut": np.zeros((1, 1, 1, 5), bool)}
+    check(f"{QKV} => {OUT}", PLAIN + "c = Where(shut, a, billion) " + OPEN, "AttentionBias", **shut)
+    two = (
+        PLAIN + "l = Where(mask, a, billion) c = Add(l, bias) " + OPEN
+    )  # where both hide all, the second one would decide
+    graph = model(f"{QKV}, bool[b,1,s,t] mask, float[b,1,s,t] bias => {OUT}", two, constants=CONST)
+    ops, results, _ = rewrite(graph, sizes=SIZES)
+    assert ops["Softmax"] == 1 and "-inf" in why_not(results, "attention")
 
 
 def test_a_query_that_two_masks_hide_from_all_keys_averages_them() -> None:
@@ -231,7 +247,6 @@ def test_the_key_transposed_by_way_of_three_dimensions() -> None:
         (PLAIN + "l = Where(mask, a, low) c = Mul(l, two) " + OPEN, "-inf"),  # twice the smallest float is -inf
         (PLAIN + "l = Max(a, mild) c = Add(l, bias) " + OPEN, "no lowest"),
         (PLAIN + "l = ReduceMax <keepdims = 1> (a, i2) c = Sub(a, l) " + OPEN, "largest score of each query"),
-        (PLAIN + "l = ReduceMax <keepdims = 1> (bias, i3) c = Sub(a, l) " + OPEN, "largest score of each query"),
         (PLAIN + "b2 = Relu(a) p = Softmax <axis = -1> (b2) y = MatMul(p, v)", "found Relu"),
         (PLAIN + "w = Greater(a, zero) c = Where(w, a, mild) p = Softmax <axis = -1> (c) y = MatMul(p, v)", "-inf"),
     ],

@@ -25,6 +25,9 @@ from opsmith.rewriter.rules._heads import Heads, heads_of
 from opsmith.rewriter.rules._norms import is_last_axis
 
 LOWEST = -1e30  # adding a number below this to a score gives that number: the score is lost in rounding
+_UNSEEN = (
+    -1e9
+)  # where a score is replaced by this or less, the key has no weight beside others, and all that it hides have the same
 _FARTHEST = 12  # nodes between a mask and q k^T
 
 
@@ -98,7 +101,7 @@ def _step(site: Site, node: ir.Node, scores: Scores) -> ir.Value | None:
     if is_op(node, "Max"):
         return _at_least(site, node, scores)
     if is_op(node, "Sub"):
-        return _without_largest(site, node)
+        return _subtracted(site, node, scores)
     return site.miss(f"expected scale, mask or MatMul, found {node.op_type}", node)
 
 
@@ -118,10 +121,10 @@ def _chosen(site: Site, node: ir.Node, scores: Scores) -> ir.Value | None:
     floor, kind, value = scalar_of(no), Kind.KEEP, yes
     if floor is None:
         floor, kind, value = scalar_of(yes), Kind.DROP, no
-    chosen = floor is not None and floor <= LOWEST and 0 < scores.scale <= 1 and floor * scores.scale <= LOWEST
-    site.need(chosen, "Where does not choose between the scores and -inf", node)
-    assert floor is not None
-    scores.masks.append(Mask(kind, condition, _rank(site, node), floor=floor * scores.scale))
+    number = (floor or 0.0) * scores.scale
+    hides = number <= LOWEST or (number <= _UNSEEN and not scores.masks)
+    site.need(hides and 0 < scores.scale <= 1, "Where does not choose between the scores and -inf", node)
+    scores.masks.append(Mask(kind, condition, _rank(site, node), floor=min(number, LOWEST)))
     return value
 
 
@@ -135,12 +138,17 @@ def _at_least(site: Site, node: ir.Node, scores: Scores) -> ir.Value | None:
     return value
 
 
-def _without_largest(site: Site, node: ir.Node) -> ir.Value | None:
-    """scores - max(scores): to a Softmax they are the same."""
-    value = input_of(node, 0)
-    largest = site.input(node, 1, "ReduceMax")
+def _subtracted(site: Site, node: ir.Node, scores: Scores) -> ir.Value | None:
+    """scores - mask, or scores - max(scores), which are the same scores to a Softmax."""
+    value, other = node.inputs
+    largest = other.producer() if other is not None else None
+    if largest is None or not is_op(largest, "ReduceMax") or input_of(largest, 0) is not value:
+        site.need(_distance(value) < _FARTHEST, "what is subtracted from is no product of matrices", node)
+        scores.masks.append(Mask(Kind.ADD, other, _rank(site, node), factor=-scores.scale))
+        return value
+    site.take(largest)
     axes = attribute(largest, "axes") or ints_of(input_of(largest, 1)) or []
-    whole = input_of(largest, 0) is value and attribute(largest, "keepdims", 1) == 1
+    whole = attribute(largest, "keepdims", 1) == 1
     last = value is not None and len(axes) == 1 and is_last_axis(axes[0], value)
     site.need(whole and last, "what is subtracted is not the largest score of each query", node)
     return value
