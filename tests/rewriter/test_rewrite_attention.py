@@ -178,6 +178,30 @@ def test_causal_mask_computed_from_sizes() -> None:
     assert ops["AttentionBias"] == 1 and fired(results, "attention") == 1
 
 
+@pytest.mark.parametrize("pictures", ["b", "1"])
+def test_masks_of_windows_are_added_in_five_dimensions(pictures: str) -> None:
+    """As Swin does: a mask for each of three windows, whatever the batch."""
+    body = f"q = Reshape(x, rows) k = Neg(q) v = Relu(q) {PLAIN}"
+    body += f"five = Reshape(a, parted) l = Add(five, shifted) c = Reshape(l, whole) {OPEN}"
+    shifted = np.where(np.random.default_rng(0).random((1, 3, 1, 4, 4)) > 0.5, 0, -100).astype(np.float32)
+    shapes = {"rows": [-1, 2, 4, 8], "parted": [-1, 3, 2, 4, 4], "whole": [-1, 2, 4, 4]}
+    constants = {"shifted": shifted, **{name: np.array(shape) for name, shape in shapes.items()}}
+    signature = f"float[{pictures},3,2,4,8] x => float[n,2,4,8] y"
+    check(signature, body, "AttentionBias", {"b": 4, "n": 12}, **constants)
+
+
+def test_scores_times_a_number_for_each_head() -> None:
+    """As Swin v2 and XCiT do, where q and k are of length 1."""
+    body = PLAIN + "l = Mul(a, heat) c = Add(l, bias) " + OPEN
+    heat = {"heat": np.array([[[0.5]], [[1.0]], [[2.0]], [[3.0]]], np.float32)}
+    check(f"{QKV}, float[b,1,s,t] bias => {OUT}", body, "AttentionBias", **heat)
+    for shape in ((4, 1, 5), (2, 4, 1, 1)):
+        other = {"heat": np.ones(shape, np.float32)}
+        graph = model(f"{QKV}, float[b,1,s,t] bias => {OUT}", body, constants={**CONST, **other})
+        ops, results, _ = rewrite(graph, sizes=SIZES)
+        assert ops["Softmax"] == 1 and "for each head" in why_not(results, "attention")
+
+
 def test_heads_merged_into_the_batch_elsewhere() -> None:
     """Inputs that never had four dimensions, a bias of batch and heads in one (BLOOM), and a result that is needed in three."""
     body = "kt = Transpose <perm = [0,2,1]> (k) m = MatMul(q, kt) a = Mul(m, scale) w = Add(a, alibi) four = Reshape(w, to) "

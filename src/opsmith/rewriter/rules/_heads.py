@@ -1,4 +1,7 @@
-"""(batch * heads, ...) and (batch, heads, ...): torch.bmm takes three dimensions, masks are added in four."""
+"""(batch * heads, ...) and (batch, heads, ...): torch.bmm takes three dimensions, masks are added in four.
+
+Masks of windows (Swin) are added in five: (batch * windows, heads, ...) and (batch, windows, heads, ...).
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,25 @@ class Heads:
 
 def heads_of(node: ir.Node | None) -> Heads | None:
     """The heads of a Reshape between (b h, s, t) and (b, h, s, t), in either direction; None if it is something else."""
+    return _parted(node, 4)
+
+
+def windows_of(node: ir.Node | None) -> Heads | None:
+    """The windows of a Reshape between (b w, h, s, t) and (b, w, h, s, t), in either direction."""
+    return _parted(node, 5)
+
+
+def _parted(node: ir.Node | None, rank: int) -> Heads | None:
     source = node.inputs[0] if node is not None and is_op(node, "Reshape") else None
     if node is None or source is None:
         return None
-    apart = source if rank_of(source) == 4 else node.outputs[0]
+    apart = source if rank_of(source) == rank else node.outputs[0]
     merged = node.outputs[0] if apart is source else source
-    four, three = sizes_of(apart), sizes_of(merged)
-    if four is None or three is None or (len(four), len(three)) != (4, 3) or apart.shape is None:
+    more, fewer = sizes_of(apart), sizes_of(merged)
+    if more is None or fewer is None or (len(more), len(fewer)) != (rank, rank - 1) or apart.shape is None:
         return None
-    count = four[1]
-    if not isinstance(count, int) or four[0] * count != three[0] or four[2:] != three[1:]:
+    count = more[1]
+    if not isinstance(count, int) or more[0] * count != fewer[0] or more[2:] != fewer[1:]:
         return None
     return Heads(apart.shape[0], count)
 
@@ -64,6 +76,21 @@ def merged(site: Site, value: ir.Value, result: ir.Value, heads: Heads) -> tuple
     if value.shape is not None:
         result.shape = ir.Shape([heads.batch, heads.count, *value.shape[1:]])
     return value, _reshaped(site, result, [-1], 2)
+
+
+def of_windows(site: Site, mask: ir.Value, like: ir.Value, windows: Heads) -> ir.Value:
+    """A mask [1, w, h, s, t] as [b w, h, s, t], LIKE being [b w, ...]."""
+    sizes = [size_of(mask, axis) for axis in range(5)]
+    known = all(isinstance(size, int) for size in sizes) and sizes[:2] == [1, windows.count]
+    site.need(rank_of(mask) == 5 and known, "this mask of windows is not one of all batches")
+    if windows.batch != 1:
+        rows, each = site.op("Shape", like, start=0, end=1), site.constant([windows.count])
+        times = site.op("Concat", site.op("Div", rows, each), site.constant([1, 1, 1, 1]), axis=0)
+        mask = site.op("Expand", mask, times)
+    result: ir.Value = site.op("Reshape", mask, site.constant([-1, *sizes[2:]]))
+    if like.shape is not None:
+        result.shape = ir.Shape([like.shape[0], *(s for s in sizes[2:] if isinstance(s, int))])
+    return result
 
 
 def _reshaped(site: Site, value: ir.Value, first: list[int], start: int) -> ir.Value:

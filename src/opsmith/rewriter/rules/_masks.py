@@ -11,7 +11,7 @@ import onnx_ir as ir
 from opsmith import ops
 from opsmith.rewriter import causal
 from opsmith.rewriter.rule import Site, is_op, rank_of, scalar_of, size_of
-from opsmith.rewriter.rules._heads import apart
+from opsmith.rewriter.rules._heads import apart, of_windows
 from opsmith.rewriter.rules._scores import LOWEST, Kind, Mask, Scores
 
 
@@ -29,10 +29,9 @@ def call(site: Site, q: ir.Value, k: ir.Value, v: ir.Value, scores: Scores, scal
         return attention("CausalAttention")
     alone = _choice_of(masks[0]) if len(masks) == 1 else None
     if alone is not None and guarded and alone.floor == -np.inf:
-        mask = _in_four(site, alone, scores)
+        mask = _in_four(site, alone, scores, q)
         return attention("AttentionMask", mask if alone.kind is Kind.KEEP else site.op("Not", mask))
-    assert q.dtype is not None
-    result = attention("AttentionBias", _bias(site, masks if alone is None else [alone], scores, q.dtype))
+    result = attention("AttentionBias", _bias(site, masks if alone is None else [alone], scores, q))
     finite = all(m.kind is not Kind.ADD and m.floor != -np.inf for m in (masks if alone is None else [alone]))
     if guarded and not finite:
         result.producer().metadata_props["opsmith.guarded"] = "1"  # type: ignore[union-attr]
@@ -62,8 +61,10 @@ def _choice_of(mask: Mask) -> Mask | None:
     return None
 
 
-def _bias(site: Site, masks: list[Mask], scores: Scores, dtype: ir.DataType) -> ir.Value:
+def _bias(site: Site, masks: list[Mask], scores: Scores, q: ir.Value) -> ir.Value:
     """All masks as one that is added. A floor swallows the score under it, so it may as well be added."""
+    dtype = q.dtype
+    assert dtype is not None
 
     def number(x: float) -> ir.Value:
         return site.constant(x, dtype.numpy())
@@ -78,7 +79,7 @@ def _bias(site: Site, masks: list[Mask], scores: Scores, dtype: ir.DataType) -> 
         if mask.kind is Kind.LEAST:
             bias = op("Max", bias, number(mask.floor)) if bias is not None else None
             continue
-        value = _in_four(site, mask, scores)
+        value = _in_four(site, mask, scores, q)
         if mask.kind is Kind.ADD:
             value = value if mask.factor == 1.0 else op("Mul", value, number(mask.factor))
             bias = value if bias is None else op("Add", bias, value)
@@ -101,9 +102,15 @@ def _broadcast(values: Sequence[ir.Value]) -> ir.Shape | None:
     return ir.Shape(result[::-1])
 
 
-def _in_four(site: Site, mask: Mask, scores: Scores) -> ir.Value:
-    """A mask of scores [b h, s, t] as one of scores [b, h, s, t]."""
+def _in_four(site: Site, mask: Mask, scores: Scores, q: ir.Value) -> ir.Value:
+    """A mask of scores [b h, s, t] or [b, w, h, s, t] as one of scores [b, h, s, t]."""
     assert mask.value is not None
+    if mask.rank == 5:
+        site.need(scores.windows is not None, "more than two batch dimensions")
+        assert scores.windows is not None
+        result = of_windows(site, mask.value, q, scores.windows)
+        result.type = mask.value.type
+        return result
     if scores.heads is None or mask.rank != 3:
         return mask.value
     rank, first = rank_of(mask.value), size_of(mask.value, 0)

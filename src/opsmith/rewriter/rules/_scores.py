@@ -20,8 +20,9 @@ from opsmith.rewriter.rule import (
     name_of,
     rank_of,
     scalar_of,
+    size_of,
 )
-from opsmith.rewriter.rules._heads import Heads, heads_of
+from opsmith.rewriter.rules._heads import Heads, heads_of, windows_of
 from opsmith.rewriter.rules._norms import is_last_axis
 
 LOWEST = -1e30  # adding a number below this to a score gives that number: the score is lost in rounding
@@ -56,10 +57,16 @@ class Scores:
     cap: float | None = None  # of the scaled scores, before the masks
     masks: list[Mask] = dataclasses.field(default_factory=list)  # the last one applied comes first
     heads: Heads | None = None  # where there are views of three and of four dimensions
+    windows: Heads | None = None  # where there are views of four and of five dimensions
+    factors: list[ir.Value] = dataclasses.field(default_factory=list)  # of the scores, one for each head
 
     def seen(self, site: Site, node: ir.Node) -> None:
         """A Reshape on the way, which must be a view of the same heads as the others."""
-        heads = heads_of(node)
+        heads, windows = heads_of(node), windows_of(node)
+        if windows is not None:
+            site.need(self.windows in (None, windows), "views of different numbers of windows", node)
+            self.windows = windows
+            return
         site.need(heads is not None, "this Reshape does more than to part batch and heads", node)
         site.need(self.heads in (None, heads), "views of different numbers of heads", node)
         self.heads = heads
@@ -86,14 +93,17 @@ def _step(site: Site, node: ir.Node, scores: Scores) -> ir.Value | None:
     if inner is not None:
         scores.scale *= factor
         return inner
+    if is_op(node, "Mul") and scores.cap is None:
+        return _multiplied(site, node, scores)
     if is_op(node, "Reshape"):
         scores.seen(site, node)
         return input_of(node, 0)
-    if is_op(node, "Tanh"):  # what stands above it is divided by the cap
+    if is_op(node, "Tanh") and not scores.factors:  # what stands above it is divided by the cap
         site.need(scores.cap is None and scores.scale > 0, "Tanh of the scores is no soft cap", node)
         scores.cap = scores.scale
         return input_of(node, 0)
     site.need(scores.cap is None, "a mask below the soft cap", node)
+    site.need(not scores.factors, "a mask or a soft cap below the factors of heads", node)
     if is_op(node, "Add"):
         return _added(site, node, scores)
     if is_op(node, "Where"):
@@ -103,6 +113,19 @@ def _step(site: Site, node: ir.Node, scores: Scores) -> ir.Value | None:
     if is_op(node, "Sub"):
         return _subtracted(site, node, scores)
     return site.miss(f"expected scale, mask or MatMul, found {node.op_type}", node)
+
+
+def _multiplied(site: Site, node: ir.Node, scores: Scores) -> ir.Value | None:
+    """scores [b, h, s, t] * temperature [h, 1, 1] (Swin v2, XCiT), which q can be multiplied with as well."""
+    a, b = node.inputs
+    value, factor = (a, b) if _distance(a) <= _distance(b) else (b, a)
+    site.need(factor is not None and _distance(value) < _FARTHEST, "no operand is a product of matrices", node)
+    assert factor is not None
+    rank, known = rank_of(factor), [size_of(factor, axis) for axis in range(rank_of(factor) or 0)]
+    each_head = rank in (3, 4) and known[-2:] == [1, 1] and (rank == 3 or known[0] == 1)
+    site.need(each_head and _rank(site, node) == 4 and scores.heads is None, "not a factor for each head", node)
+    scores.factors.append(factor)
+    return value
 
 
 def _added(site: Site, node: ir.Node, scores: Scores) -> ir.Value | None:
@@ -171,6 +194,6 @@ def _distance(value: ir.Value | None, so_far: int = 0) -> int:
         return _distance(inner, so_far + 1)
     if is_op(node, "Tanh", "Reshape"):
         return _distance(input_of(node, 0), so_far + 1)
-    if is_op(node, "Add", "Where", "Max", "Sub"):
+    if is_op(node, "Add", "Where", "Max", "Sub", "Mul"):
         return min(_distance(x, so_far + 1) for x in node.inputs)
     return _FARTHEST

@@ -9,7 +9,8 @@ The walk starts at the Softmax and goes outward. Cases:
   (6) grouped-query attention: K and V repeated by Unsqueeze, Expand, Reshape are taken before the repetition
   (7) a soft cap, cap * tanh(scale q k^T / cap), below the mask (Gemma 2): CappedAttention and so on
   (8) a mask that depends on sizes only and is causal for every size: no mask at all is needed
-  (9) products in 3 dimensions and masks in 4, with views between (torch.bmm): all become 4 (_heads.py)
+  (9) products in 3 dimensions and masks in 4, with views between (torch.bmm): all become 4, as do masks of windows in 5 (_heads.py)
+ (10) scores times a number for each head (Swin v2): q is multiplied instead
 
 -inf means "not seen"; a finite number such as the smallest float does not: a query whose keys all carry it still
 averages them. Such masks therefore stay numbers (AttentionBias).
@@ -73,6 +74,8 @@ def attention(site: Site) -> None:
     heads = scores.heads if len(batch) == 1 else None
     q = _arranged(site, q, q_letters, batch + query + depth, heads)
     k = _arranged(site, k, k_letters, batch + key + depth, heads)
+    for factor in scores.factors:
+        q = _times(site, q, factor)
     v, result_perm = _value_operand(site, weighted, probabilities, scores)
     k, v = _without_repetition(k, v)  # (6)
     _check_sizes(site, q, k, v)
@@ -96,7 +99,7 @@ def _after_softmax(site: Site, scores: Scores) -> tuple[ir.Value, bool]:
     """The probabilities that are multiplied with v, and (4) whether they were guarded against NaN."""
     value, guarded = _guarded(site)
     users = distinct_users(value)
-    if len(users) == 1 and is_op(users[0], "Reshape"):  # (9)
+    if len(users) == 1 and is_op(users[0], "Reshape") and rank_of(users[0].outputs[0]) in (3, 4):  # (9)
         site.need(not value.is_graph_output(), "the probabilities are an output of the graph")
         scores.seen(site, users[0])
         site.take(users[0])
@@ -185,6 +188,12 @@ def _arranged(site: Site, value: ir.Value, letters: str, wanted: str, heads: Hea
     result.type = value.type
     if value.shape is not None:
         result.shape = ir.Shape([value.shape[i] for i in perm])
+    return result
+
+
+def _times(site: Site, q: ir.Value, factor: ir.Value) -> ir.Value:
+    result: ir.Value = site.op("Mul", q, factor)
+    result.type, result.shape = q.type, q.shape
     return result
 
 
