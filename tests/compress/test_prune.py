@@ -172,6 +172,24 @@ def test_least_squares_repair_is_the_best_there_is():
     assert np.all(np.diff(order.costs) > -1e-9) and len(order.costs) == 11
 
 
+def test_heads_of_an_attention_whose_mask_is_chosen_are_found():
+    """DistilBERT's masked_fill: Where(mask, lowest, scores)."""
+    rng = np.random.default_rng(0)
+    parts = [f"{n}0 = MatMul(x, w{n}) {n}1 = Reshape({n}0, apart) {n} = Transpose<perm = [{p}]>({n}1)"
+             for n, p in (("q", "0,2,1,3"), ("k", "0,2,3,1"), ("v", "0,2,1,3"))]  # fmt: skip
+    text = f"""<ir_version: 8, opset_import: ["" : 18]> g (float[b, s, 32] x, bool[b, 1, 1, s] m) => (float[b, s, 32] y) {{
+        {" ".join(parts)} a = MatMul(q, k) c = Where(m, low, a) p = Softmax<axis = -1>(c) o = MatMul(p, v)
+        t = Transpose<perm = [0,2,1,3]>(o) f = Reshape(t, flat) y = MatMul(f, wo) }}"""
+    proto = onnx.parser.parse_model(text)
+    weights = {f"w{n}": rng.standard_normal((32, 32)).astype(np.float32) for n in "qkvo"}
+    numbers = {"apart": np.array([0, 0, 4, 8]), "flat": np.array([0, 0, 32]), "low": np.float32(-3e38)}
+    for name, array in {**weights, **numbers}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    model = ir.from_proto(proto)
+    rewrite_model(model, only=PRUNER_RULES)
+    assert [g.units for g in groups_of(model, "heads")] == [4]
+
+
 def test_magnitude_zeroes_and_says_that_nothing_gets_faster(tmp_path, capsys):
     model = mlp(tmp_path / "mlp.onnx")
     options = ["--method", "magnitude", "--ratio", "0.25", "--calibration", "generated"]

@@ -19,6 +19,7 @@ CONST = {
     "low": np.float32(np.finfo(np.float32).min),
     "inf": np.float32(-np.inf),
     "mild": np.float32(-10000),
+    "billion": np.float32(-1e9),
     "two": 2.0,
 }
 SIZES = {"b": 2, "s": 3, "t": 5}
@@ -48,6 +49,7 @@ def test_scale_and_product_in_every_form(scores: str) -> None:
     check(f"{QKV} => {OUT}", scores + " p = Softmax <axis = -1> (a) y = MatMul(p, v)", "Attention")
 
 
+AT = {"i2": np.array([2]), "i3": np.array([3])}
 PLAIN = "kt = Transpose <perm = [0,1,3,2]> (k) m = MatMul(q, kt) a = Mul(m, scale) "
 GUARD = "p0 = Softmax <axis = -1> (c) g = IsNaN(p0) p = Where(g, zero, p0) y = MatMul(p, v)"
 OPEN = "p = Softmax <axis = -1> (c) y = MatMul(p, v)"
@@ -81,11 +83,90 @@ def test_constant_causal_mask() -> None:
     check(f"{QKV} => {OUT}", PLAIN + "c = Add(a, causal) " + OPEN, "AttentionBias", same, **other)
 
 
+@pytest.mark.parametrize(
+    "masks",
+    [
+        "l = Where(mask, a, low) c = Add(l, bias)",  # GPT-2
+        "l = Add(a, bias) c = Where(mask, low, l)",
+        "l = Add(a, bias) m1 = Add(l, bias) c = Max(m1, low)",  # OPT
+        "l = Add(a, bias) c = Mul(l, half)",
+        "l = Where(mask, a, low) m1 = Mul(l, half) c = Add(bias, m1)",  # GPT-J
+        "l = Where(mask, a, inf) m1 = Add(l, bias) c = Max(m1, low)",
+        "m1 = Mul(bias, two) l = Sub(a, m1) c = Mul(l, half)",  # XLNet, Funnel
+        "l = Sub(a, bias) c = Where(mask, l, billion)",
+    ],
+)
+def test_several_masks_become_one(masks: str) -> None:
+    signature = f"{QKV}, bool[b,1,s,t] mask, float[b,1,s,t] bias => {OUT}"
+    ops, results, _ = rewrite(model(signature, f"{PLAIN} {masks} {OPEN}", constants=CONST), sizes=SIZES)
+    assert fired(results, "attention") == 1
+    assert ops["AttentionBias"] == 1 and "Softmax" not in ops
+
+
+def test_keys_that_are_hidden_by_a_billion() -> None:
+    """As the annotated transformer does: a query that sees no key averages all of them."""
+    check(f"{QKV}, bool[b,1,s,t] mask => {OUT}", PLAIN + "c = Where(mask, a, billion) " + OPEN, "AttentionBias")
+    shut = {"shut": np.zeros((1, 1, 1, 5), bool)}
+    check(f"{QKV} => {OUT}", PLAIN + "c = Where(shut, a, billion) " + OPEN, "AttentionBias", **shut)
+    two = (
+        PLAIN + "l = Where(mask, a, billion) c = Add(l, bias) " + OPEN
+    )  # where both hide all, the second one would decide
+    graph = model(f"{QKV}, bool[b,1,s,t] mask, float[b,1,s,t] bias => {OUT}", two, constants=CONST)
+    ops, results, _ = rewrite(graph, sizes=SIZES)
+    assert ops["Softmax"] == 1 and "-inf" in why_not(results, "attention")
+
+
+def test_a_query_that_two_masks_hide_from_all_keys_averages_them() -> None:
+    shut = {"shut": np.zeros((1, 1, 1, 5), bool), "least": np.full((1, 1, 1, 5), np.finfo(np.float32).min)}
+    body = PLAIN + "l = Where(shut, a, low) m1 = Add(l, least) c = Max(m1, low) " + OPEN
+    check(f"{QKV} => {OUT}", body, "AttentionBias", **shut)
+
+
+def test_scores_without_their_largest_are_the_same_to_a_softmax() -> None:
+    body = PLAIN + "l = ReduceMax <keepdims = 1> (a, i3) c = Sub(a, l) " + OPEN
+    check(f"{QKV} => {OUT}", body, "Attention", **AT)
+
+
+FLAT = """
+    i0 = Constant <value_ints = [0]> () i1 = Constant <value_ints = [1]> () h = Constant <value_ints = [4]> ()
+    i8 = Constant <value_ints = [8]> () minus = Constant <value_ints = [-1]> ()
+    sq = Shape(qb) sk = Shape(kb) b = Slice(sq, i0, i1) s = Slice(sq, i1, i2) t = Slice(sk, i1, i2)
+    queries = Concat <axis = 0> (minus, s, i8) keys = Concat <axis = 0> (minus, t, i8)
+    four = Concat <axis = 0> (b, h, s, t) three = Concat <axis = 0> (minus, s, t) outs = Concat <axis = 0> (b, h, s, i8)
+    q4 = Reshape(qb, apart) q5 = Transpose <perm = [0,2,1,3]> (q4) q = Reshape(q5, queries)
+    k4 = Reshape(kb, apart) k5 = Transpose <perm = [0,2,1,3]> (k4) k = Reshape(k5, keys)
+    v4 = Reshape(vb, apart) v5 = Transpose <perm = [0,2,1,3]> (v4) v = Reshape(v5, keys)
+    qs = Mul(q, scale) kt = Transpose <perm = [0,2,1]> (k) m = MatMul(qs, kt) m4 = Reshape(m, four)
+"""
+FLAT_SIGNATURE = "float[b,s,32] qb, float[b,t,32] kb, float[b,t,32] vb, float[b,1,s,t] bias, bool[b,1,s,t] mask"
+FLAT_CONST = {"apart": np.array([0, 0, 4, 8]), "out": np.array([0, 0, 32])}
+
+
+@pytest.mark.parametrize(
+    "masks", ["c = Add(m4, bias)", "c = Where(mask, m4, low)", "l = Add(m4, bias) c = Max(l, low)", "c = Identity(m4)"]
+)
+@pytest.mark.parametrize("merged", [True, False])
+def test_products_in_three_dimensions_with_masks_in_four(masks: str, merged: bool) -> None:
+    """As BART, OPT, CLIP and others of their time are written: bmm, view, mask, view, Softmax, bmm, view."""
+    open_ = " p4 = Softmax <axis = -1> (c) y4 = MatMul(p4, v5)"
+    if merged:
+        open_ = " c3 = Reshape(c, three) p = Softmax <axis = -1> (c3) y3 = MatMul(p, v)"
+        open_ += " y4 = Reshape(y3, outs)"
+    body = FLAT + masks + open_ + " y5 = Transpose <perm = [0,2,1,3]> (y4) y = Reshape(y5, out)"
+    constants = {**CONST, **AT, **FLAT_CONST}
+    one = "float[b,s,32] y"
+    ops, results, changed = rewrite(model(f"{FLAT_SIGNATURE} => {one}", body, constants=constants), sizes=SIZES)
+    assert fired(results, "attention") == 1 and "Softmax" not in ops
+    node = next(n for n in changed.graph if n.op_type.startswith("Attention"))
+    # q, k and v are those before their heads were merged into the batch
+    assert [v.producer().op_type for v in node.inputs[:3]] == ["Transpose"] * 3
+    assert ops["Reshape"] == 4
+
+
 TRIANGLE = "sq = Shape(q) st = Shape(k) n = Slice(sq, i2, i3) m2 = Slice(st, i2, i3) sz = Concat <axis = 0> (n, m2) "
 TRIANGLE += (
     "ones = ConstantOfShape <value = float[1] {1.0}> (sz) tri = Trilu <upper = 0> (ones) keep = Cast <to = 9> (tri) "
 )
-AT = {"i2": np.array([2]), "i3": np.array([3])}
 
 
 def test_causal_mask_computed_from_sizes() -> None:
@@ -95,6 +176,45 @@ def test_causal_mask_computed_from_sizes() -> None:
     # with S and T of their own, a triangle at the upper left is not causal in the sense of i + T - S
     ops, results, _ = rewrite(model(f"{QKV} => {OUT}", body, constants={**CONST, **AT}), sizes={"b": 2, "s": 3, "t": 5})
     assert ops["AttentionBias"] == 1 and fired(results, "attention") == 1
+
+
+@pytest.mark.parametrize("pictures", ["b", "1"])
+def test_masks_of_windows_are_added_in_five_dimensions(pictures: str) -> None:
+    """As Swin does: a mask for each of three windows, whatever the batch."""
+    body = f"q = Reshape(x, rows) k = Neg(q) v = Relu(q) {PLAIN}"
+    body += f"five = Reshape(a, parted) l = Add(five, shifted) c = Reshape(l, whole) {OPEN}"
+    shifted = np.where(np.random.default_rng(0).random((1, 3, 1, 4, 4)) > 0.5, 0, -100).astype(np.float32)
+    shapes = {"rows": [-1, 2, 4, 8], "parted": [-1, 3, 2, 4, 4], "whole": [-1, 2, 4, 4]}
+    constants = {"shifted": shifted, **{name: np.array(shape) for name, shape in shapes.items()}}
+    signature = f"float[{pictures},3,2,4,8] x => float[n,2,4,8] y"
+    check(signature, body, "AttentionBias", {"b": 4, "n": 12}, **constants)
+
+
+def test_scores_times_a_number_for_each_head() -> None:
+    """As Swin v2 and XCiT do, where q and k are of length 1."""
+    body = PLAIN + "l = Mul(a, heat) c = Add(l, bias) " + OPEN
+    heat = {"heat": np.array([[[0.5]], [[1.0]], [[2.0]], [[3.0]]], np.float32)}
+    check(f"{QKV}, float[b,1,s,t] bias => {OUT}", body, "AttentionBias", **heat)
+    for shape in ((4, 1, 5), (2, 4, 1, 1)):
+        other = {"heat": np.ones(shape, np.float32)}
+        graph = model(f"{QKV}, float[b,1,s,t] bias => {OUT}", body, constants={**CONST, **other})
+        ops, results, _ = rewrite(graph, sizes=SIZES)
+        assert ops["Softmax"] == 1 and "for each head" in why_not(results, "attention")
+
+
+def test_heads_merged_into_the_batch_elsewhere() -> None:
+    """Inputs that never had four dimensions, a bias of batch and heads in one (BLOOM), and a result that is needed in three."""
+    body = "kt = Transpose <perm = [0,2,1]> (k) m = MatMul(q, kt) a = Mul(m, scale) w = Add(a, alibi) four = Reshape(w, to) "
+    body += "c = Where(mask, four, low) p0 = Softmax <axis = -1> (c) p = Reshape(p0, back) y = MatMul(p, v)"
+    signature = (
+        "float[8,s,8] q, float[8,5,8] k, float[8,5,8] v, float[8,1,5] alibi, bool[2,1,1,5] mask => float[8,s,8] y"
+    )
+    shapes = {"to": np.array([2, 4, -1, 5]), "back": np.array([8, -1, 5])}
+    check(signature, body, "AttentionBias", **shapes)
+    other = {**shapes, "to": np.array([2, 2, -1, 5]), "back": np.array([8, -1, 5])}
+    graph = model(signature.replace("float[8,s,8] q", "float[8,4,8] q"), body, constants={**CONST, **other})
+    ops, results, _ = rewrite(graph)
+    assert ops["Softmax"] == 1 and "more than to part" in why_not(results, "attention")
 
 
 def test_three_dimensions() -> None:
@@ -148,14 +268,17 @@ def test_the_key_transposed_by_way_of_three_dimensions() -> None:
     [
         (PLAIN + "p = Softmax <axis = -2> (a) y = MatMul(p, v)", "over dimension"),
         (PLAIN + "p = Softmax <axis = -1> (a) y = MatMul(p, v) z = Neg(p)", "read by 2 nodes"),
-        (PLAIN + "b2 = Add(a, half) c = Mul(b2, two) p = Softmax <axis = -1> (c) y = MatMul(p, v)", "scaled together"),
+        (PLAIN + "l = Where(mask, a, low) c = Mul(l, two) " + OPEN, "-inf"),  # twice the smallest float is -inf
+        (PLAIN + "l = Max(a, mild) c = Add(l, bias) " + OPEN, "no lowest"),
+        (PLAIN + "l = ReduceMax <keepdims = 1> (a, i2) c = Sub(a, l) " + OPEN, "largest score of each query"),
         (PLAIN + "b2 = Relu(a) p = Softmax <axis = -1> (b2) y = MatMul(p, v)", "found Relu"),
         (PLAIN + "w = Greater(a, zero) c = Where(w, a, mild) p = Softmax <axis = -1> (c) y = MatMul(p, v)", "-inf"),
     ],
 )
 def test_near_misses_stay(body: str, reason: str) -> None:
     outputs = OUT + (", float[b,4,s,t] z" if " z = " in body else "")
-    ops, results, _ = rewrite(model(f"{QKV} => {outputs}", body, constants=CONST), sizes=SIZES)
+    inputs = f"{QKV}, bool[b,1,s,t] mask, float[b,1,s,t] bias"
+    ops, results, _ = rewrite(model(f"{inputs} => {outputs}", body, constants={**CONST, **AT}), sizes=SIZES)
     assert ops["Softmax"] == 1 and reason in why_not(results, "attention")
 
 

@@ -35,6 +35,50 @@ def test_layer_norm_is_found(body: str) -> None:
     assert next(iter(changed.graph)).attributes["epsilon"].as_float() == pytest.approx(1e-5)
 
 
+AFFINE = MEAN + "p = Mul(d, d) v = ReduceMean(p, last) e = Add(v, eps) r = Sqrt(e) i = Reciprocal(r) "
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "k = Mul(i, scale) a = Mul(x, k) c = Mul(m, k) f = Sub(bias, c) y = Add(a, f)",  # tf.nn.batch_normalization
+        "k = Mul(wide, i) n = Neg(m) a = Mul(k, x) c = Mul(n, k) f = Add(c, bias) y = Add(f, a)",  # Keras 3
+        "k = Mul(i, wide) n = Neg(m) a = Mul(x, k) c = Mul(n, k) y = Add(a, c)",
+    ],
+)
+def test_layer_norm_as_tensorflow_writes_it(body: str) -> None:
+    ops, results, changed = rewrite(model(X, AFFINE + body, constants=NORM))
+    assert fired(results, "layer_norm_affine") == 1 and ops == {"LayerNormalization": 1}
+    node = next(iter(changed.graph))
+    assert [v.shape for v in node.inputs[1:] if v is not None] == [(8,)] * (2 if "bias" in body else 1)
+
+
+def test_layer_norm_whose_means_are_pooled() -> None:
+    """tf2onnx pools the last of three dimensions; of four, a pool takes two."""
+    body = AFFINE.replace("ReduceMean(x, last)", "GlobalAveragePool(x)").replace(
+        "ReduceMean(p, last)", "GlobalAveragePool(p)"
+    )
+    body += "k = Mul(i, scale) a = Mul(x, k) c = Mul(m, k) f = Sub(bias, c) y = Add(a, f)"
+    assert rewrite(model(X, body, constants=NORM))[0] == {"LayerNormalization": 1}
+    ops, results, _ = rewrite(model(X.replace("2,n,8", "2,3,n,8"), body, constants=NORM))
+    assert "last dimension alone" in why_not(results, "layer_norm_affine") and ops["GlobalAveragePool"] == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("k = Mul(i, scale) a = Mul(x, k) c = Mul(m, k) f = Sub(c, bias) y = Add(a, f)", "not bias - mean"),
+        ("k = Mul(i, scale) a = Mul(x, k) c = Mul(m, k) y = Add(a, c)", "the mean is added"),
+        ("k = Mul(i, scale) a = Mul(x, k) c = Mul(v, k) f = Sub(bias, c) y = Add(a, f)", "expected Neg"),
+        ("k = Mul(i, m) a = Mul(x, k) c = Mul(m, k) f = Sub(bias, c) y = Add(a, f)", "no row"),
+        ("k = Mul(i, scale) a = Mul(x, k) c = Mul(x, k) f = Sub(bias, c) y = Add(a, f)", "read by 1 nodes"),
+    ],
+)
+def test_layer_norm_affine_near_misses_stay(body: str, reason: str) -> None:
+    ops, results, _ = rewrite(model(X, AFFINE + body, constants=NORM))
+    assert "LayerNormalization" not in ops and reason in why_not(results, "layer_norm_affine")
+
+
 def test_layer_norm_of_opset_17_takes_its_axes_from_an_attribute() -> None:
     body = (
         "m = ReduceMean <axes = [-1]> (x) d = Sub(x, m) p = Pow(d, two) v = ReduceMean <axes = [-1]> (p) e = Add(v, eps) "

@@ -110,3 +110,41 @@ def test_branches_that_call_different_values_alike_keep_their_own_sizes_when_the
     assert raised.opset_imports[""] == opsets.NEW
     branches = [raised.graph[0].attributes[name].as_graph() for name in ("then_branch", "else_branch")]
     assert [str(next(v.shape for n in b for v in n.outputs if v.name == "v")) for b in branches] == ["[2,6]", "[3,4]"]
+
+
+def test_a_softmax_of_an_old_opset_is_over_one_dimension_where_its_rank_is_computed() -> None:
+    """onnx's converter, which does not know that a is of four dimensions, flattens it; no rule finds an attention then."""
+    body = """s = Shape(x) b = Gather(s, i0) t = Gather(s, i1) b1 = Unsqueeze <axes = [0]> (b) t1 = Unsqueeze <axes = [0]> (t)
+        to = Concat <axis = 0> (b1, t1, h, d) r = Reshape(x, to) q = Transpose <perm = [0,2,1,3]> (r)
+        k = Transpose <perm = [0,2,3,1]> (r) a = MatMul(q, k) p = Softmax <axis = 3> (a) o = MatMul(p, q)
+        f = Transpose <perm = [0,2,1,3]> (o) flat = Concat <axis = 0> (b1, t1, minus) y = Reshape(f, flat)"""
+    numbers = {**NUMBERS, "h": np.array([4]), "d": np.array([8])}
+    graph = model("float[b,t,32] x => float[b,t,32] y", body, opset=11, constants=numbers, ir_version=6)
+    _, results, _ = rewrite(graph)
+    assert fired(results, "attention") == 1
+
+
+def test_a_softmax_of_an_old_opset_over_two_dimensions_stays() -> None:
+    body = "y = Softmax <axis = 1> (x)"
+    graph = model("float[b,t,32] x => float[b,t,32] y", body, opset=11, ir_version=6)
+    ops, _, _ = rewrite(graph)
+    assert ops["Flatten"] == 1
+
+
+def test_a_mask_that_is_stretched_before_it_is_broadcast_is_not_stretched() -> None:
+    body = "s = Shape(a) m = Expand(mask, s) y = Where(m, a, zero)"
+    signature = "float[b,4,s,t] a, bool[b,1,1,t] mask => float[b,4,s,t] y"
+    zero = {"zero": np.float32(0)}
+    assert rewrite(model(signature, body, constants=zero), level=1)[0] == {"Where": 1}
+    # here it is the mask that makes the result as large as it is
+    signature = "float[b,4,s,t] a, bool[b,1,1,t] mask, float[t] c => float[b,4,s,t] y"
+    ops, _, _ = rewrite(model(signature, body.replace("Where(m, a", "Where(m, c"), constants=zero), level=1)
+    assert ops == {"Shape": 1, "Expand": 1, "Where": 1}
+
+
+def test_a_number_filled_by_its_shape_is_a_constant() -> None:
+    """torch.full([], size ** 0.5), by which GPT-2 divides its scores."""
+    body = "z = ConstantOfShape <value = float[1] {0.0}> (none) d = Add(z, root) y = Div(x, d)"
+    constants = {"none": np.zeros(0, np.int64), "root": np.float32(8**0.5)}
+    ops, _, _ = rewrite(model("float[b,4] x => float[b,4] y", body, constants=constants), level=1)
+    assert ops == {"Div": 1}

@@ -32,9 +32,9 @@ LEVELS = (0, 1, 2, 3)
 # its kernels by itself, so the rules that hide those in functions are left out.
 COMPILER_RULES = tuple(
     """
-    view_chain gelu gelu_tanh quick_gelu silu hard_swish hard_sigmoid geglu layer_norm rms_norm group_norm
-    group_norm_silu rotary rotary_interleaved rotary_parts attention batch_norm parallel_matmul flat_linear
-    transpose_sink reshape_sink
+    view_chain gelu gelu_tanh quick_gelu silu hard_swish hard_sigmoid geglu layer_norm layer_norm_affine rms_norm
+    group_norm group_norm_silu rotary rotary_interleaved rotary_parts attention batch_norm parallel_matmul
+    flat_linear transpose_sink reshape_sink
     """.split()
 )
 # What the pruner wants: products as the exporter left them, so that each has its own weights and shapes.

@@ -5,8 +5,10 @@
 
 Exporters emit hundreds of such nodes for every dynamic dimension, and ONNX's own inference forgets the sizes on the
 way. (1) A vector that turns out constant becomes a constant, (2) a Reshape whose target only copies or regroups
-dimensions gets a constant target, (3) an Expand or Reshape to the shape that is there already goes, (4) every value gets a shape
-in which equal sizes have equal names, which the rules rely on.
+dimensions gets a constant target, (3) an Expand or Reshape to the shape that is there already goes, as does an Expand before an
+elementwise operator that broadcasts by itself, (4) every value gets a shape in which equal sizes have equal names, which the rules
+rely on, (5) a Softmax over rows that are its input's last dimension reads that, not the rows: before opset 13 it was over all
+dimensions from its axis on, and onnx's converter, which often does not know the rank, flattens them.
 """
 
 from __future__ import annotations
@@ -35,6 +37,10 @@ def infer(model: ir.Model) -> bool:
             changed = True
         elif is_op(node, "Reshape"):
             changed |= _constant_target(node, facts)
+        elif is_op(node, "Expand"):
+            changed |= _drop_before_broadcast(node, facts)
+        elif is_op(node, "Softmax", "LogSoftmax", "Hardmax"):
+            changed |= _over_last_dimension(node, facts)
     changed |= _fold(graph, facts)
     _write_shapes(graph, facts)
     return changed
@@ -109,6 +115,59 @@ def _drop(node: ir.Node, facts: Facts) -> bool:
     if facts[source].dims != facts[value].dims:
         return False
     value.replace_all_uses_with(source)
+    return True
+
+
+def _drop_before_broadcast(node: ir.Node, facts: Facts) -> bool:
+    """(3) Where(Expand(mask, Shape(scores)), ..., scores): whoever gets its shape from its other operands reads what was stretched."""
+    source, stretched = input_of(node, 0), node.outputs[0]
+    if source is None or source not in facts or stretched.is_graph_output():
+        return False
+    changed = False
+    for user, place in list(stretched.uses()):
+        if not is_op(user, *_BROADCASTING) or user.outputs[0] not in facts:
+            continue
+        operands = [source if i == place else v for i, v in enumerate(user.inputs)]
+        if _broadcast_to(
+            facts[user.outputs[0]].dims, [facts[v].dims for v in operands if v is not None and v in facts]
+        ):
+            user.replace_input_with(place, source)
+            changed = True
+    return changed
+
+
+_BROADCASTING = ("Where", "Add", "Sub", "Mul", "Div", "And", "Or")
+
+
+def _broadcast_to(dims: Sequence[Size], operands: Sequence[Sequence[Size]]) -> bool:
+    """Whether in every dimension some operand has the size already."""
+    rank = len(dims)
+    return all(
+        dims[axis].value == 1 or any(len(o) >= rank - axis and o[axis - rank] == dims[axis] for o in operands)
+        for axis in range(rank)
+    )
+
+
+def _over_last_dimension(node: ir.Node, facts: Facts) -> bool:
+    """(5) Reshape(Softmax(Flatten(x, last axis)), Shape(x)) -> Softmax(x)"""
+    rows, result = input_of(node, 0), node.outputs[0]
+    flatten = rows.producer() if rows is not None else None
+    x = input_of(flatten, 0) if flatten is not None and is_op(flatten, "Flatten") else None
+    if flatten is None or x is None or x not in facts or result.is_graph_output():
+        return False
+    rank, users = facts[x].rank, [user for user, _ in result.uses()]
+    last = int(attribute(flatten, "axis", 1)) % max(rank, 1) == rank - 1 and attribute(node, "axis", -1) in (1, -1)
+    back = all(
+        is_op(u, "Reshape") and u.outputs[0] in facts and facts[u.outputs[0]].dims == facts[x].dims for u in users
+    )
+    if rank < 2 or not last or not back or any(u.outputs[0].is_graph_output() for u in users):
+        return False
+    node.replace_input_with(0, x)
+    node.attributes["axis"] = ir.AttrInt64("axis", -1)
+    facts[result] = facts[x]
+    for user in users:
+        user.outputs[0].replace_all_uses_with(result)
+        user.outputs[0].name, result.name = result.name, user.outputs[0].name  # the source's name of what it is now
     return True
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import onnx_ir as ir
 
 from opsmith.rewriter.rule import (
@@ -19,16 +21,45 @@ from opsmith.rewriter.rule import (
 
 
 def mean_of_last(site: Site, value: ir.Value | None) -> ir.Value:
-    """x of ReduceMean(x) over the last dimension only, which is kept as 1."""
-    node = site.producer(value, "ReduceMean")
+    """x of ReduceMean(x) over the last dimension only, which is kept as 1; tf2onnx pools where x has three dimensions."""
+    node = site.producer(value, "ReduceMean", "GlobalAveragePool")
     x = input_of(node, 0)
     assert x is not None
+    if is_op(node, "GlobalAveragePool"):
+        site.need(rank_of(x) == 3, "the mean is not over the last dimension alone", node)
+        return x
     axes = attribute(node, "axes") or ints_of(input_of(node, 1))
     rank = rank_of(x)
     last = axes is not None and len(axes) == 1 and (axes[0] == -1 or axes[0] == (rank or 0) - 1)
     site.need(last, f"the mean is over {list(axes) if axes else 'all dimensions'}, expected the last one", node)
     site.need(attribute(node, "keepdims", 1) == 1, "the mean drops its dimension", node)
     return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Deviation:
+    """What a layer norm computes of its input."""
+
+    x: ir.Value
+    mean: ir.Value
+    difference: ir.Value  # x - mean
+    epsilon: float
+
+
+def deviation(site: Site) -> Deviation:
+    """What goes into the site's root, sqrt(mean((x - mean)^2) + epsilon)."""
+    plus = site.input(site.root, 0, "Add")
+    epsilon = scalar_of(input_of(plus, 1))
+    variance = input_of(plus, 0)
+    if epsilon is None:
+        epsilon, variance = scalar_of(input_of(plus, 0)), input_of(plus, 1)
+    site.need(epsilon is not None, "epsilon is not a constant added under the root", plus)
+    difference = square_of(site, mean_of_last(site, variance))
+    subtract = site.producer(difference, "Sub")
+    x, mean = subtract.inputs
+    site.need(mean_of_last(site, mean) is x, "the subtracted mean is not the mean of x", subtract)
+    assert x is not None and mean is not None and epsilon is not None
+    return Deviation(x, mean, difference, epsilon)
 
 
 def square_of(site: Site, value: ir.Value) -> ir.Value:

@@ -3,12 +3,14 @@
 The walk starts at the Softmax and goes outward. Cases:
   (1) q k^T and (...) v as MatMul or Einsum, with the operands in any order; K in every transposed form
   (2) the scale on q, on k, on both, or on the scores, as Mul or Div, also before a Reshape or Transpose
-  (3) a mask added to the scores, or chosen by Where with -inf
+  (3) masks added to the scores, or chosen by Where with -inf, also several, and below a factor (_scores.py, _masks.py)
   (4) torch's guard after the Softmax, Where(IsNaN(p), 0, p): a query without keys gets 0
   (5) 3 dimensions (batch and heads in one, or one head): they become (1, batch * heads, ...)
   (6) grouped-query attention: K and V repeated by Unsqueeze, Expand, Reshape are taken before the repetition
   (7) a soft cap, cap * tanh(scale q k^T / cap), below the mask (Gemma 2): CappedAttention and so on
   (8) a mask that depends on sizes only and is causal for every size: no mask at all is needed
+  (9) products in 3 dimensions and masks in 4, with views between (torch.bmm): all become 4, as do masks of windows in 5 (_heads.py)
+ (10) scores times a number for each head (Swin v2): q is multiplied instead
 
 -inf means "not seen"; a finite number such as the smallest float does not: a query whose keys all carry it still
 averages them. Such masks therefore stay numbers (AttentionBias).
@@ -16,13 +18,11 @@ averages them. Such masks therefore stay numbers (AttentionBias).
 
 from __future__ import annotations
 
-import dataclasses
+import string
 
-import numpy as np
 import onnx_ir as ir
 
 from opsmith import ops
-from opsmith.rewriter import causal
 from opsmith.rewriter.rule import (
     Site,
     attribute,
@@ -31,28 +31,15 @@ from opsmith.rewriter.rule import (
     input_of,
     ints_of,
     is_op,
-    name_of,
     rank_of,
     rule,
     scalar_of,
     size_of,
     sizes_of,
 )
-
-_LOWEST = -1e30  # adding a number below this to a score gives that number: the score is lost in rounding
-
-
-@dataclasses.dataclass
-class _Scores:
-    """What stands between the Softmax and q k^T."""
-
-    contraction: ir.Node
-    scale: float = 1.0
-    bias: ir.Value | None = None  # added to the scaled scores
-    keep: ir.Value | None = None  # Where(keep, scores, floor)
-    drop: ir.Value | None = None  # Where(drop, floor, scores)
-    floor: float = 0.0
-    cap: float | None = None  # of the scaled scores, before the mask
+from opsmith.rewriter.rules import _masks
+from opsmith.rewriter.rules._heads import Heads, apart, merged, untransposed
+from opsmith.rewriter.rules._scores import Scores, before_softmax
 
 
 @rule(
@@ -62,9 +49,9 @@ class _Scores:
     makes=tuple(f"opsmith.{name}" for name in ops.ATTENTIONS),
 )
 def attention(site: Site) -> None:
-    probabilities, guarded = _after_softmax(site)
+    scores = before_softmax(site)
+    probabilities, guarded = _after_softmax(site, scores)
     weighted = site.only_user(probabilities, "MatMul", "Einsum")
-    scores = _before_softmax(site)
 
     q_letters, k_letters, s_letters = _letters(site, scores.contraction)
     q, k = scores.contraction.inputs[0], scores.contraction.inputs[1]
@@ -84,26 +71,43 @@ def attention(site: Site) -> None:
     site.need(q.dtype != ir.DataType.DOUBLE, "fused attention computes in single precision", scores.contraction)
     q, q_scale = _without_scale(site, q)  # (2)
     k, k_scale = _without_scale(site, k)
-    q = _arranged(site, q, q_letters, batch + query + depth)
-    k = _arranged(site, k, k_letters, batch + key + depth)
-    v, result_perm = _value_operand(site, weighted, probabilities, len(batch))
+    heads = scores.heads if len(batch) == 1 else None
+    q = _arranged(site, q, q_letters, batch + query + depth, heads)
+    k = _arranged(site, k, k_letters, batch + key + depth, heads)
+    for factor in scores.factors:
+        q = _times(site, q, factor)
+    v, result_perm = _value_operand(site, weighted, probabilities, scores)
     k, v = _without_repetition(k, v)  # (6)
     _check_sizes(site, q, k, v)
-    q, k, v = (_as_four(site, x, len(batch)) for x in (q, k, v))  # (5)
-    scale = scores.scale * q_scale * k_scale
-    result = _call(site, q, k, v, scores, scale, guarded)
-    if len(batch) < 2:
+    q, k, v = (_as_four(site, x) for x in (q, k, v))  # (5)
+    result = _masks.call(site, q, k, v, scores, scores.scale * q_scale * k_scale, guarded)
+    old = weighted.outputs[0]
+    if scores.heads is None and len(batch) < 2:
         result = site.op("Squeeze", result, site.constant(list(range(2 - len(batch)))))
+    elif scores.heads is not None and rank_of(probabilities) == 3:  # (9)
+        site.need(result_perm is None, "the result of batch and heads in one is transposed", weighted)
+        old, result = merged(site, old, result, scores.heads)
     if result_perm is not None:
         result = site.op("Transpose", result, perm=result_perm)
-    site.replace(weighted.outputs[0], result)
+    site.replace(old, result)
 
 
 # --- below and above the Softmax -------------------------------------------------------------------------
 
 
-def _after_softmax(site: Site) -> tuple[ir.Value, bool]:
-    """(4) The probabilities that are multiplied with v, and whether they were guarded against NaN."""
+def _after_softmax(site: Site, scores: Scores) -> tuple[ir.Value, bool]:
+    """The probabilities that are multiplied with v, and (4) whether they were guarded against NaN."""
+    value, guarded = _guarded(site)
+    users = distinct_users(value)
+    if len(users) == 1 and is_op(users[0], "Reshape") and rank_of(users[0].outputs[0]) in (3, 4):  # (9)
+        site.need(not value.is_graph_output(), "the probabilities are an output of the graph")
+        scores.seen(site, users[0])
+        site.take(users[0])
+        value = users[0].outputs[0]
+    return value, guarded
+
+
+def _guarded(site: Site) -> tuple[ir.Value, bool]:
     value = site.root.outputs[0]
     rank = rank_of(value)
     axis = attribute(site.root, "axis", -1)
@@ -119,56 +123,6 @@ def _after_softmax(site: Site) -> tuple[ir.Value, bool]:
     site.need(right, "not Where(IsNaN(p), 0, p)", where)
     site.take(guard[0])
     return where.outputs[0], True
-
-
-def _before_softmax(site: Site) -> _Scores:
-    """Walk up through scale and mask to the contraction q k^T."""
-    value = input_of(site.root, 0)
-    scores = _Scores(site.root)
-    while True:
-        node = value.producer() if value is not None else None
-        if node is None:
-            site.miss(f"the scores come from outside ({name_of(value)})")
-        site.take(node)
-        if is_op(node, "MatMul", "Einsum"):
-            scores.contraction = node
-            return scores
-        factor, inner = constant_factor(node.outputs[0])
-        if inner is not None:
-            scores.scale *= factor
-            value = inner
-            continue
-        if is_op(node, "Tanh"):  # (7) what stands above it is divided by the cap
-            site.need(scores.cap is None and scores.scale > 0, "Tanh of the scores is no soft cap", node)
-            scores.cap, value = scores.scale, input_of(node, 0)
-            continue
-        site.need(scores.cap is None, "a mask below the soft cap", node)
-        site.need(scores.bias is None and scores.keep is None and scores.drop is None, "two masks", node)
-        site.need(scores.scale == 1.0, "the mask is scaled together with the scores", node)
-        if is_op(node, "Add"):  # (3)
-            a, b = node.inputs
-            value, scores.bias = (a, b) if _leads_to_contraction(a) else (b, a)
-            site.need(_leads_to_contraction(value), "neither operand is a product of matrices", node)
-        elif is_op(node, "Where"):  # (3)
-            condition, yes, no = node.inputs
-            floor_yes, floor_no = scalar_of(yes), scalar_of(no)
-            if floor_no is not None:
-                value, scores.keep, scores.floor = yes, condition, floor_no
-            elif floor_yes is not None:
-                value, scores.drop, scores.floor = no, condition, floor_yes
-            site.need(scores.floor <= _LOWEST, "Where does not choose between the scores and -inf", node)
-        else:
-            site.miss(f"expected scale, mask or MatMul, found {node.op_type}", node)
-
-
-def _leads_to_contraction(value: ir.Value | None) -> bool:
-    while value is not None:
-        node = value.producer()
-        if is_op(node, "MatMul", "Einsum"):
-            return True
-        _, inner = constant_factor(value)
-        value = node.inputs[0] if node is not None and is_op(node, "Tanh") else inner
-    return False
 
 
 # --- operands --------------------------------------------------------------------------------------------
@@ -210,15 +164,24 @@ def _without_scale(site: Site, value: ir.Value) -> tuple[ir.Value, float]:
     return view, factor
 
 
-def _arranged(site: Site, value: ir.Value, letters: str, wanted: str) -> ir.Value:
-    """VALUE with its dimensions in the wanted order; a Transpose before it is merged."""
+def _arranged(site: Site, value: ir.Value, letters: str, wanted: str, heads: Heads | None) -> ir.Value:
+    """VALUE with its dimensions in the wanted order, the first one, WANTED[0], parted into batch and HEADS (9);
+    a Transpose before it is merged."""
+    if heads is not None:
+        source, source_letters = untransposed(value, letters)
+        if source_letters[0] == wanted[0]:
+            value, letters = source, source_letters
+        site.need(letters[0] == wanted[0], "batch and heads do not come first")
+        new = next(c for c in string.ascii_letters if c not in letters)
+        value = apart(site, value, heads)
+        letters, wanted = letters[0] + new + letters[1:], wanted[0] + new + wanted[1:]
     perm = [letters.index(c) for c in wanted]
     node = value.producer()
     if node is not None and is_op(node, "Transpose") and node.inputs[0] is not None:
         before = list(attribute(node, "perm", list(reversed(range(len(perm))))))
-        merged = [before[i] for i in perm]
+        composed = [before[i] for i in perm]
         if perm != sorted(perm):
-            value, perm = node.inputs[0], merged
+            value, perm = node.inputs[0], composed
     if perm == sorted(perm):
         return value
     result: ir.Value = site.op("Transpose", value, perm=perm)
@@ -228,8 +191,14 @@ def _arranged(site: Site, value: ir.Value, letters: str, wanted: str) -> ir.Valu
     return result
 
 
+def _times(site: Site, q: ir.Value, factor: ir.Value) -> ir.Value:
+    result: ir.Value = site.op("Mul", q, factor)
+    result.type, result.shape = q.type, q.shape
+    return result
+
+
 def _value_operand(
-    site: Site, node: ir.Node, probabilities: ir.Value, batches: int
+    site: Site, node: ir.Node, probabilities: ir.Value, scores: Scores
 ) -> tuple[ir.Value, list[int] | None]:
     """v as (batch..., T, Dv), and how the result (batch..., S, Dv) must be transposed, if at all."""
     left, right, out = _letters(site, node)
@@ -241,13 +210,13 @@ def _value_operand(
     batch, query, key = p_letters[:-2], p_letters[-2], p_letters[-1]
     depth = "".join(c for c in v_letters if c not in p_letters)
     well_formed = (
-        len(batch) == batches
+        len(batch) <= 2
         and len(depth) == 1
         and sorted(v_letters) == sorted(batch + key + depth)
         and sorted(out) == sorted(batch + query + depth)
     )
     site.need(well_formed, "this contraction is not probabilities times v", node)
-    v = _arranged(site, v, v_letters, batch + key + depth)
+    v = _arranged(site, v, v_letters, batch + key + depth, scores.heads if len(batch) == 1 else None)
     made = batch + query + depth
     return v, None if made == out else [made.index(c) for c in out]
 
@@ -274,8 +243,8 @@ def _before_repetition(value: ir.Value) -> ir.Value | None:
         return None
     if [*spread[:2], *spread[3:]] != before:
         return None
-    merged = [spread[0], spread[1] * spread[2], *spread[3:]]
-    return source if merged == after else None
+    repeated = [spread[0], spread[1] * spread[2], *spread[3:]]
+    return source if repeated == after else None
 
 
 def _check_sizes(site: Site, q: ir.Value, k: ir.Value, v: ir.Value) -> None:
@@ -298,58 +267,12 @@ def _check_sizes(site: Site, q: ir.Value, k: ir.Value, v: ir.Value) -> None:
         site.need(same, "k and v have different numbers of heads")
 
 
-def _as_four(site: Site, value: ir.Value, batches: int) -> ir.Value:
-    if batches == 2:
+def _as_four(site: Site, value: ir.Value) -> ir.Value:
+    missing = 4 - (rank_of(value) or 4)
+    if not missing:
         return value
-    missing = 2 - batches
     result: ir.Value = site.op("Unsqueeze", value, site.constant(list(range(missing))))
     result.type = value.type
     if value.shape is not None:
         result.shape = ir.Shape([*[1] * missing, *value.shape])
     return result
-
-
-# --- masks -----------------------------------------------------------------------------------------------
-
-
-def _call(site: Site, q: ir.Value, k: ir.Value, v: ir.Value, scores: _Scores, scale: float, guarded: bool) -> ir.Value:
-    def call(name: str, *mask: ir.Value) -> ir.Value:
-        if scores.cap is None:
-            return site.call(name, q, k, v, *mask, scale=scale)  # type: ignore[no-any-return]
-        return site.call(ops.CAPPED + name, q, k, v, *mask, scale=scale, cap=scores.cap)  # type: ignore[no-any-return]
-
-    if scores.bias is None and scores.keep is None and scores.drop is None:
-        return call("Attention")
-    bias, keep, drop, floor = scores.bias, scores.keep, scores.drop, scores.floor
-    if causal.is_causal(site.graph, bias=bias, keep=keep, drop=drop):  # (8)
-        return call("CausalAttention")
-    if bias is not None:
-        choice = _choice_of(bias)
-        if choice is not None:
-            keep, drop, floor = choice
-    if floor == -np.inf and guarded and (keep is not None or drop is not None):
-        mask = keep if keep is not None else site.op("Not", drop)
-        return call("AttentionMask", mask)
-    if bias is None:
-        assert q.dtype is not None
-        zero, lowest = (site.constant(n, q.dtype.numpy()) for n in (0.0, floor))
-        bias = site.op("Where", keep, zero, lowest) if keep is not None else site.op("Where", drop, lowest, zero)
-    result: ir.Value = call("AttentionBias", bias)
-    finite = floor < 0 and floor != -np.inf
-    if guarded and not finite:
-        result.producer().metadata_props["opsmith.guarded"] = "1"  # type: ignore[union-attr]
-    return result
-
-
-def _choice_of(bias: ir.Value) -> tuple[ir.Value | None, ir.Value | None, float] | None:
-    """(keep, drop, floor) of Where(keep, 0, floor) or Where(drop, floor, 0)."""
-    node = bias.producer()
-    if node is None or not is_op(node, "Where"):
-        return None
-    condition, yes, no = node.inputs
-    a, b = scalar_of(yes), scalar_of(no)
-    if a == 0.0 and b is not None and b <= _LOWEST:
-        return condition, None, b
-    if b == 0.0 and a is not None and a <= _LOWEST:
-        return None, condition, a
-    return None

@@ -7,8 +7,8 @@ A model that holds LayerNormalization already is left as it is: that is the stan
 
 from __future__ import annotations
 
-from opsmith.rewriter.rule import Site, input_of, rule, scalar_of
-from opsmith.rewriter.rules._norms import mean_of_last, normalised, square_of, vector_operand
+from opsmith.rewriter.rule import Site, rule
+from opsmith.rewriter.rules._norms import deviation, normalised, vector_operand
 
 
 @rule(
@@ -19,19 +19,10 @@ from opsmith.rewriter.rules._norms import mean_of_last, normalised, square_of, v
 )
 def layer_norm(site: Site) -> None:
     site.need(site.model.opset_imports.get("", 0) >= 17, "LayerNormalization needs opset 17")
-    plus = site.input(site.root, 0, "Add")
-    epsilon = scalar_of(input_of(plus, 1))
-    variance = input_of(plus, 0)
-    if epsilon is None:
-        epsilon, variance = scalar_of(input_of(plus, 0)), input_of(plus, 1)
-    site.need(epsilon is not None, "epsilon is not a constant added under the root", plus)
-    difference = square_of(site, mean_of_last(site, variance))  # (1)
-    subtract = site.producer(difference, "Sub")
-    x = input_of(subtract, 0)
-    site.need(mean_of_last(site, input_of(subtract, 1)) is x, "the subtracted mean is not the mean of x", subtract)
-    assert x is not None
-    result = normalised(site, difference)  # (2)
+    found = deviation(site)  # (1)
+    x = found.x
+    result = normalised(site, found.difference)  # (2)
     scale, result = vector_operand(site, result, "Mul", x)  # (3)
     bias, result = vector_operand(site, result, "Add", x)
     site.need(scale.dtype == x.dtype and bias.dtype == x.dtype, "scale and bias have another type than x")
-    site.replace(result, site.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=float(epsilon)))  # type: ignore[arg-type]
+    site.replace(result, site.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=found.epsilon))
