@@ -40,3 +40,44 @@ def save(model: onnx.ModelProto, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(model, str(folder / f"{folder.parent.name}_{folder.name}.onnx"))
     return folder
+
+
+def decoder(tokens: int | str = "sequence", of_past: str = "Identity", of_logits: str = "Identity") -> onnx.ModelProto:
+    """logits = (embedded ids + sum of present) @ head, present = past, then the embedded ids; the table is positive."""
+    rng = np.random.default_rng(0)
+    make, value = helper.make_node, helper.make_tensor_value_info
+    weights = {
+        "table": rng.uniform(0.1, 1, (40, 16)).astype(np.float32),
+        "head": rng.standard_normal((16, 40)).astype(np.float32),
+        "one": np.array([1]),
+        "two": np.array([2]),
+    }
+    nodes = [
+        make("Gather", ["table", "input_ids"], ["embedded"]),
+        make("Unsqueeze", ["embedded", "one"], ["fresh"]),
+        make("Concat", ["past_key_values.0.key", "fresh"], ["present.0.key"], axis=2),
+        make(of_past, ["present.0.key"], ["seen"]),
+        make("Unsqueeze", ["attention_mask", "one"], ["mask_row"]),
+        make("Unsqueeze", ["mask_row", "two"], ["mask_rows"]),
+        make("Cast", ["mask_rows"], ["weights"], to=TensorProto.FLOAT),
+        make("MatMul", ["weights", "seen"], ["sums"]),  # [batch,1,1,past+sequence] @ [batch,1,past+sequence,16]
+        make("Squeeze", ["sums", "one"], ["context"]),
+        make("Add", ["embedded", "context"], ["hidden"]),
+        make("MatMul", ["hidden", "head"], ["scores"]),
+        make(of_logits, ["scores"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "decoder",
+        [
+            value("input_ids", TensorProto.INT64, ["batch", tokens]),
+            value("attention_mask", TensorProto.INT64, ["batch", f"past + {tokens}"]),
+            value("past_key_values.0.key", TensorProto.FLOAT, ["batch", 1, "past", 16]),
+        ],
+        [
+            value("logits", TensorProto.FLOAT, ["batch", tokens, 40]),
+            value("present.0.key", TensorProto.FLOAT, ["batch", 1, f"past + {tokens}", 16]),
+        ],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)

@@ -116,7 +116,7 @@ def score_text(
 
 
 def _row(path: Path, answer: dict[str, Any], reference: Array, logits: Array) -> TextScore:
-    from opsmith.compress.quality import log_softmax, next_token
+    from opsmith.check.next_token import log_softmax, next_token
 
     targets = np.asarray(answer["targets"])
     loss = 0.0
