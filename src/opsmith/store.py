@@ -657,6 +657,12 @@ def _load_weights(model: ir.Model) -> None:
                 value.const_value = ir.Tensor(tensor.numpy().copy(), name=tensor.name, dtype=tensor.dtype)
 
 
+def home_of(path: Path) -> Path:
+    """The folder with the tokenizer of a model file: its own, that of its model, or that of the pipeline around it."""
+    folders = path.absolute().parents[:3]
+    return next((f for f in folders if (f / "tokenizer.json").is_file() or (f / "vocab.json").is_file()), folders[1])
+
+
 def copy_model(source: ModelLike, path: Path) -> None:
     """SOURCE as it is at PATH: the same bytes, external data beside it under its own names."""
     if not isinstance(source, (str, os.PathLike, Variant)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,12 @@ import onnx
 import onnx_ir as ir
 import pytest
 from small_models import decoder
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 import opsmith
-from opsmith.check import inputs, past
+from opsmith.check import inputs, passage, past
 from opsmith.check.next_token import compare_logits, next_token
 from opsmith.check.verify import verify
 from opsmith.cli.compile import show_error
@@ -40,11 +44,11 @@ def test_the_run_before_reads_as_much_of_the_mask_as_there_is_past() -> None:
     mask = np.array([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
     key = np.zeros((2, 1, 4, 16), np.float32)
     feed = {"input_ids": np.ones((2, 3), np.int64), "attention_mask": mask, "past_key_values.0.key": key}
-    made = past.before(model, wanted, feed, dims, [0])
-    assert made is not None and made["input_ids"].shape == (2, 4)
+    made = past.before(model, wanted, feed, dims, past.Lengths(4, 3), [0])
+    assert past.lengths(wanted, dims) == past.Lengths(4, 3)
+    assert made["input_ids"].shape == (2, 4)
     assert made["past_key_values.0.key"].shape == (2, 1, 0, 16)
     assert made["attention_mask"].tolist() == mask[:, :4].tolist()
-    assert past.before(model, wanted, feed, {**dims, "past": 0}, [0]) is None
 
 
 def test_a_decoder_of_single_steps_keeps_random_values() -> None:
@@ -85,3 +89,34 @@ def test_compile_in_bf16_says_what_a_decoder_expects_next(tmp_path: Path, capsys
     assert stated["positions"] == 54 and 0 < stated["kl"] < 1e-3 and stated["top1"] > 0.9
     show_error(result.verified)
     assert f"the same at {stated['top1']:.1%} of 54 positions" in " ".join(capsys.readouterr().out.split())
+
+
+def _tokenizer(folder: Path, **config: object) -> None:
+    words = sorted({word for sentence in passage.SENTENCES for word in sentence.split()})
+    made = Tokenizer(WordLevel({"[s]": 0, "[?]": 1} | {w: 2 + i % 38 for i, w in enumerate(words)}, unk_token="[?]"))
+    made.pre_tokenizer = WhitespaceSplit()
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_tokenizer_beside_the_model_makes_a_text_behind_the_padding(tmp_path: Path) -> None:
+    _tokenizer(tmp_path, vocab_size=40, bos_token_id=0)
+    onnx.save(decoder(), tmp_path / "decoder.onnx")
+    result = verify(tmp_path / "decoder.onnx", decoder(of_logits="Neg"))
+    assert [case.name.split()[0] for case in result.cases] == ["text"] * 3
+    last = result.cases[-1]
+    assert last.inputs is not None
+    whole = passage.tokens(tmp_path, 3, 12)
+    assert whole is not None and (whole[:, 0] == 0).all() and len({tuple(row) for row in whole}) == 3
+    padded = (last.inputs["attention_mask"] != 0).argmax(axis=1)
+    assert padded.max() > 0
+    for row, ids, behind in zip(whole, last.inputs["input_ids"], padded):
+        assert ids.tolist() == row[5 - behind : 12 - behind].tolist()
+
+
+@pytest.mark.parametrize("config", [{}, {"vocab_size": 20}], ids=["size not told", "other tokens than the model has"])
+def test_without_a_tokenizer_that_fits_the_tokens_are_random(tmp_path: Path, config: dict[str, object]) -> None:
+    _tokenizer(tmp_path, **config)
+    onnx.save(decoder(), tmp_path / "decoder.onnx")
+    assert {case.name.split()[0] for case in verify(tmp_path / "decoder.onnx", decoder()).cases} == {"random"}
+    assert passage.tokens(tmp_path / "none", 1, 1) is None

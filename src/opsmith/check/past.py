@@ -1,4 +1,4 @@
-"""The past of a decoder as the model itself makes it, in place of random keys and values.
+"""What a decoder is judged on: a text, and the past that the model itself makes of its beginning, in place of random keys and values.
 
     wanted     input_ids [1,1], past_key_values.0.key [1,H,128,D] ...
     a run of   input_ids [1,128], past_key_values.0.key [1,H,0,D] ...    gives present.0.key [1,H,128,D] ...
@@ -8,16 +8,20 @@ A trained model never sees noise there: its scores are then so large that roundi
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
+from opsmith.check import passage
 from opsmith.check.inputs import Array, Dims, Input, usual_sizes
 from opsmith.check.values import random_inputs
 
 Pairs: TypeAlias = "dict[str, str]"  # past_key_values.0.key -> present.0.key
+IDS, MASK = "input_ids", "attention_mask"
 
 
 def caches(model: ir.Model) -> Pairs:
@@ -32,22 +36,56 @@ def caches(model: ir.Model) -> Pairs:
     return found
 
 
-def before(
-    model: ir.Model, wanted: Sequence[Input], feed: Mapping[str, Any], dims: Dims, seed: Sequence[int]
-) -> dict[str, Array] | None:
-    """The inputs of the run that makes the past of FEED, which has these DIMS; None where it has none, or no run makes it."""
-    kinds = {symbol: usual.kind for symbol, usual in usual_sizes(wanted).items()}
-    past = {dims[s] for s, kind in kinds.items() if kind == "past" and s in dims}
-    new = {dims[s] for s, kind in kinds.items() if kind == "new tokens" and s in dims}
-    if len(past) != 1 or len(new) != 1 or past == {0} or not caches(model):
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """How much a case of a decoder has behind it, and how much is new."""
+
+    past: int
+    new: int
+
+
+def lengths(wanted: Sequence[Input], dims: Dims) -> Lengths | None:
+    """As DIMS have them; None where they are not one number each."""
+    found: dict[str, set[int]] = {"past": set(), "new tokens": set()}
+    for symbol, usual in usual_sizes(wanted).items():
+        if usual.kind in found and symbol in dims:
+            found[usual.kind].add(dims[symbol])
+    past, new = found["past"], found["new tokens"]
+    return Lengths(min(past), min(new)) if len(past) == len(new) == 1 else None
+
+
+def text(feed: Mapping[str, Any], size: Lengths, home: Path) -> Array | None:
+    """The tokens of past and new ones of FEED (batch, past + new), behind its padding; None where they cannot be made."""
+    ids, mask = np.asarray(feed.get(IDS, 0)), np.asarray(feed.get(MASK, 0))
+    total = size.past + size.new
+    if ids.ndim != 2 or ids.shape[1] != size.new or not ids.size:
         return None
-    (length,), (fresh,) = past, new
-    sizes = {"past": 0, "new tokens": length}
+    made = passage.tokens(home, len(ids), total)
+    if made is not None and mask.shape == made.shape:
+        for row, padded in zip(made, (mask != 0).argmax(axis=1)):
+            row[padded:] = row[: total - padded].copy()
+    return made
+
+
+def before(
+    model: ir.Model,
+    wanted: Sequence[Input],
+    feed: Mapping[str, Any],
+    dims: Dims,
+    size: Lengths,
+    seed: Sequence[int],
+    tokens: Array | None = None,
+) -> dict[str, Array]:
+    """The inputs of the run that makes the past of FEED, which has these DIMS; random ids where there are no TOKENS."""
+    kinds = {symbol: usual.kind for symbol, usual in usual_sizes(wanted).items()}
+    sizes = {"past": 0, "new tokens": size.past}
     made = random_inputs(model, {s: sizes.get(kinds.get(s, ""), n) for s, n in dims.items()}, seed)
     for name, array in made.items():
         given = np.asarray(feed[name])
-        if given.ndim == 2 and given.shape[1] == length + fresh and array.shape == (given.shape[0], length):
-            made[name] = given[:, :length]  # a mask of the past and the new tokens
+        if given.ndim == 2 and given.shape[1] == size.past + size.new and array.shape == (len(given), size.past):
+            made[name] = given[:, : size.past]  # a mask of the past and the new tokens
+    if tokens is not None and IDS in made:
+        made[IDS] = tokens[:, : size.past].astype(made[IDS].dtype)
     return made
 
 

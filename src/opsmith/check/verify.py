@@ -156,15 +156,15 @@ def verify(
             _same_interface(model_a, model_b)
             feeds, dropped = _feeds(path_a, model_a, model_b, stored, shapes, seed, inputs or {})
             degenerate = functools.partial(_degenerate_feeds, model_a, given=inputs or {})
-            own_past = functools.partial(_with_own_past, model_a, path_a.stem, given=inputs or {}, seed=seed)
-            answers, refused = _answers(path_a, feeds, Path(kept), threads, degenerate, own_past)
+            settle = functools.partial(_settled_feed, path_a, model_a, given=inputs or {}, seed=seed)
+            answers, refused = _answers(path_a, feeds, Path(kept), threads, degenerate, settle)
             dropped += refused
             if not answers:
                 judged = judged_feed(path_a, shapes if isinstance(shapes, Mapping) else None, inputs, seed=seed)
                 if judged.feed is None:
                     return VerifyResult((), tuple(dropped), unchecked=judged.problem)
                 only = _Feed(judged.origin, judged.dims, judged.feed)
-                answers, _ = _answers(path_a, [only], Path(kept), threads, degenerate, own_past)
+                answers, _ = _answers(path_a, [only], Path(kept), threads, degenerate, settle)
             outputs = [value.name or "" for value in model_a.graph.outputs]
             logits = LOGITS if LOGITS in outputs and past.caches(model_a) else None
             compared = _cases(path_b, answers, outputs, tolerance, threads, Path(kept), provider, logits)
@@ -312,16 +312,24 @@ def _answers(
     return answers, refused
 
 
-def _with_own_past(
-    a: ir.Model, stem: str, running: ort.InferenceSession, feed: _Feed, *, given: Given, seed: int
+def _settled_feed(
+    path: Path, a: ir.Model, running: ort.InferenceSession, feed: _Feed, *, given: Given, seed: int
 ) -> _Feed:
-    """A random case of a decoder, with a past that A made; as it is where A makes none of that size."""
+    """A random case of a decoder with the tokens of a text, if a tokenizer lies beside A, and a past that A made; each as it is where
+    there is none."""
     pairs = {name: present for name, present in past.caches(a).items() if name not in given}
     if feed.stored is not None or feed.degenerate or not pairs:
         return feed
-    earlier = past.before(a, generate.specs(a, stem), feed.inputs, feed.dims, [seed, len(feed.inputs)])
-    if earlier is None:
+    wanted = generate.specs(a, path.stem)
+    if (size := past.lengths(wanted, feed.dims)) is None:
         return feed
+    tokens = None if past.IDS in given else past.text(feed.inputs, size, store.home_of(path))
+    if tokens is not None:
+        told = {**feed.inputs, past.IDS: tokens[:, size.past :].astype(feed.inputs[past.IDS].dtype)}
+        feed = dataclasses.replace(feed, name=feed.name.replace("random", "text", 1), inputs=told)
+    if not size.past:
+        return feed
+    earlier = past.before(a, wanted, feed.inputs, feed.dims, size, [seed, len(feed.inputs)], tokens)
     try:
         presents = session.run(running, earlier, list(pairs.values()))
     except OpsmithError:

@@ -77,7 +77,7 @@ class TextGenerator:
         """FOLDER is a model folder with its variants, tokenizer and config.json; the newest compiled variant is taken by default."""
         self.folder = Path(folder)
         self.path = choose_variant(self.folder, variant)
-        self.home = home_of(self.path)
+        self.home = store.home_of(self.path)
         self.session = session.load(self.path, threads=threads)
         self.inputs = {i.name: i for i in self.session.get_inputs()}
         self.past = [n for n in self.inputs if n.startswith("past_key_values.")]
@@ -459,9 +459,3 @@ def choose_variant(folder: Path, name: str | None = None) -> Path:
         return store.find_model(folder)
     compiled = [v for v in variants if (v.record.get("compiled") or {}).get("library")]
     return (compiled or variants)[-1].path
-
-
-def home_of(path: Path) -> Path:
-    """The folder with the tokenizer of a model file: its own, that of its model, or that of the pipeline around it."""
-    folders = path.absolute().parents[:3]
-    return next((f for f in folders if (f / "tokenizer.json").is_file() or (f / "vocab.json").is_file()), folders[1])
