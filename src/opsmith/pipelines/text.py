@@ -32,6 +32,7 @@ LONGEST_KEPT = 8192  # tokens that a kept cache has room for
 # What configs call the number of tokens that a model was made for.
 CONTEXTS = ("n_positions", "max_position_embeddings", "max_seq_len", "seq_length")
 CACHE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
+GENAI = "genai_config.json"  # beside a model that onnxruntime-genai's builder made
 DECODED_BEFORE = 4  # tokens of the prompt that the first new ones are decoded behind
 
 
@@ -91,7 +92,9 @@ class TextGenerator:
         # Whether the model appends to a cache with room instead of joining a new one.
         self.in_place = (store.read_record(self.path).get("compiled") or {}).get("cache") == "in place"
         self.tokenizer = load_tokenizer(self.home)
-        self.config = config = read_config(self.home / "config.json")
+        # Models of onnxruntime-genai count their keys by the mask (GroupQueryAttention): texts of one batch must be equally long.
+        self.counts_keys = (self.home / GENAI).is_file() and "position_ids" not in self.inputs
+        self.config = config = read_config(self.home / "config.json") or _of_genai(read_config(self.home / GENAI))
         self.context = next((int(config[name]) for name in CONTEXTS if config.get(name)), 1 << 30)
         self.longest_token = longest_token(self.tokenizer)
         self.vocabulary = int(config.get("vocab_size") or 0)
@@ -127,6 +130,15 @@ class TextGenerator:
         sampling = sampling or Sampling()
         encoded = [self.encode(t) for t in given]
         room = self.room(encoded, max_new_tokens)
+        if self.counts_keys and len({len(ids) for ids in encoded}) > 1:
+            return [
+                made
+                for i, prompt in enumerate(given)
+                for made in self.generate(
+                    [prompt], max_new_tokens=room, sampling=sampling, n=n, stop=stop, ends=ends, logprobs=logprobs,
+                    on_text=_from_row(i * n, on_text), cancelled=cancelled,
+                )
+            ]  # fmt: skip
         rows = [Row(self, t, ids, sampling.generator(c)) for t, ids in zip(given, encoded) for c in range(n)]
         wanted = Wanted(sampling, tuple(w for w in stop if w), self.ends if ends is None else ends, logprobs, on_text)
         keeps = reuse and len(rows) == 1 and self.in_place
@@ -321,6 +333,11 @@ class Row:
         )
 
 
+def _from_row(first: int, on_text: Callable[[int, str], None] | None) -> Callable[[int, str], None] | None:
+    """ON_TEXT for a part of the texts, of which the FIRST is that one of all."""
+    return None if on_text is None else lambda index, piece: on_text(first + index, piece)
+
+
 def _guesses_for(rows: Sequence[Row], lookup: int, guesses: Guesses | None) -> Guesses | None:
     """Who guesses the next tokens: nobody for several rows, else GUESSES, else what the text said before."""
     if len(rows) > 1:
@@ -355,7 +372,9 @@ class Cache:
         self.inputs = owner.inputs
         self.mask = np.zeros((rows, 0), np.int64)
         self.room = room
-        self.values = {name: _empty(owner.inputs[name], rows, room) for name in owner.past}
+        self.values = {
+            name: _empty(owner.inputs[name], rows, room, owner.config.get("head_dim")) for name in owner.past
+        }
         self.outputs = [o.name for o in self.session.get_outputs()]
 
     def run(self, ids: Array, mask: Array, positions: Array, every: bool = False) -> Array:
@@ -389,6 +408,16 @@ class Cache:
         return binding.get_outputs()
 
 
+class CountedCache(Cache):
+    """Of a model that takes as many keys as its mask has ones: what is dropped leaves the cache."""
+
+    def drop(self, count: int) -> None:
+        if count:
+            self.mask = self.mask[:, :-count]
+            kept = {n: np.ascontiguousarray(v.numpy()[:, :, :-count]) for n, v in self.values.items()}
+            self.values = {n: ort.OrtValue.ortvalue_from_numpy(array) for n, array in kept.items()}
+
+
 class InPlaceCache(Cache):
     """One buffer per past with room for the whole sequence. It is both past and present: only the new rows are written.
 
@@ -417,14 +446,21 @@ class InPlaceCache(Cache):
 
 
 def make_cache(owner: TextGenerator, rows: int, room: int) -> Cache:
-    return InPlaceCache(owner, rows, room) if owner.in_place else Cache(owner, rows)
+    if owner.in_place:
+        return InPlaceCache(owner, rows, room)
+    return CountedCache(owner, rows) if owner.counts_keys else Cache(owner, rows)
 
 
-def _empty(spec: Any, rows: int, room: int) -> ort.OrtValue:
+def _empty(spec: Any, rows: int, room: int, head_size: int | None = None) -> ort.OrtValue:
     shape = [rows, *spec.shape[1:]]
     shape[2] = room
-    if any(not isinstance(d, int) for d in shape):
-        raise OpsmithError(f"{spec.name} has an unexpected shape {spec.shape}")
+    if head_size and not isinstance(shape[-1], int):
+        shape[-1] = head_size
+    if len(shape) != 4 or any(not isinstance(d, int) for d in shape):
+        raise OpsmithError(
+            f"{spec.name} is {spec.shape}, which does not say how large a cache is",
+            "it takes numbers for heads and the size of a head, as `opsmith export` writes them, or a genai_config.json beside it",
+        )
     return ort.OrtValue.ortvalue_from_numpy(np.empty(shape, CACHE_TYPES[spec.type]))
 
 
@@ -444,6 +480,17 @@ def read_config(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise OpsmithError(f"{file} is not valid JSON: {error}") from error
     return config if isinstance(config, dict) else {}
+
+
+def _of_genai(config: dict[str, Any]) -> dict[str, Any]:
+    """What genai_config.json of onnxruntime-genai says, under the names of Hugging Face's config.json."""
+    model = config.get("model")
+    if not isinstance(model, dict):
+        return {}
+    decoder = model.get("decoder")
+    named = {"max_position_embeddings": "context_length", "vocab_size": "vocab_size", "eos_token_id": "eos_token_id"}
+    found = {ours: model[theirs] for ours, theirs in named.items() if theirs in model}
+    return found | ({"head_dim": decoder["head_size"]} if isinstance(decoder, dict) and "head_size" in decoder else {})
 
 
 def choose_variant(folder: Path, name: str | None = None) -> Path:
