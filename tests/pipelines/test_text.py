@@ -15,6 +15,7 @@ from small_models import counted_decoder
 import opsmith
 from opsmith import starter
 from opsmith.errors import OpsmithError
+from opsmith.measure.score_text import score_text
 from opsmith.pipelines import text as text_pipeline
 from opsmith.pipelines.draft import Draft
 from opsmith.pipelines.draft import check as check_draft
@@ -149,6 +150,13 @@ def test_decoders_of_genai_that_count_their_keys_write_what_full_passes_say(coun
             ids.append(token)
         for guesses in ({"lookup": 4}, {"guesses": _Wrong()}):
             assert generator.generate(prompt, max_new_tokens=12, **guesses)[0].tokens == found.tokens
+
+
+def test_decoders_of_genai_are_scored(counted, tmp_path):
+    (tmp_path / "text.txt").write_text("a red apple on a table. " * 8)
+    files = [counted / "model.onnx", counted / "model_compiled.onnx"]
+    source, compiled = score_text(files, tmp_path / "text.txt", tokens=40, window=16, decode=4)
+    assert source.predicted == compiled.predicted > 30 and compiled.kl < 1e-6 and compiled.top1 == 1
 
 
 class _Wrong:
