@@ -286,19 +286,8 @@ def _forced(value: ir.Value, axes: list[int | None]) -> Iterator[tuple[int, int]
 
 def _demands(node: ir.Node, position: int, rank: int) -> Iterator[tuple[int, int]]:
     """(axis, size) that NODE asks of the input at POSITION."""
+    yield from _beside(node, position, rank)
     op, ints = node.op_type, node.attributes.get_int
-    if op in ("Add", "Sub", "Mul", "Div") and len(node.inputs) == 2:
-        other = node.inputs[1 - position]
-        if other is not None and (other.is_initializer() or other.const_value is not None):
-            sizes = _sizes(node, 1 - position)
-            yield from ((i - len(sizes), d) for i, d in enumerate(sizes) if d > 1)
-    elif op == "Concat" and rank:  # all sizes but those along its axis are the same
-        along = ints("axis", 0) % rank
-        for beside in range(len(node.inputs)):
-            if beside != position and len(sizes := _sizes(node, beside)) == rank:
-                yield from ((i, d) for i, d in enumerate(sizes) if i != along)
-    elif position in _CACHES.get(op, ()):
-        yield rank - 1, _head_size(node)
     if position or op not in _WEIGHTS:
         return
     weight, ranks = _WEIGHTS[op]
@@ -321,6 +310,23 @@ def _demands(node: ir.Node, position: int, rank: int) -> Iterator[tuple[int, int
         yield 2, sizes[1]
     else:  # recurrent: (directions, gates * hidden, input)
         yield 2, sizes[2]
+
+
+def _beside(node: ir.Node, position: int, rank: int) -> Iterator[tuple[int, int]]:
+    """(axis, size) that follows from the other inputs of NODE, which are no weights of a product."""
+    op, ints = node.op_type, node.attributes.get_int
+    if op in ("Add", "Sub", "Mul", "Div") and len(node.inputs) == 2:
+        other = node.inputs[1 - position]
+        if other is not None and (other.is_initializer() or other.const_value is not None):
+            sizes = _sizes(node, 1 - position)
+            yield from ((i - len(sizes), d) for i, d in enumerate(sizes) if d > 1)
+    elif op == "Concat" and rank:  # all sizes but those along its axis are the same
+        along = ints("axis", 0) % rank
+        for beside in range(len(node.inputs)):
+            if beside != position and len(sizes := _sizes(node, beside)) == rank:
+                yield from ((i, d) for i, d in enumerate(sizes) if i != along)
+    elif position in _CACHES.get(op, ()):
+        yield rank - 1, _head_size(node)
 
 
 # operator -> which of its inputs is the weight, and of which ranks it may be

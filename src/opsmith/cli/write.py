@@ -108,9 +108,7 @@ def command(
         sampling = Sampling(heat, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram, seed)
         live = count == 1 and not console.quiet and not console.as_json
         room = _room(generator, text, max_new_tokens)
-        if count > 1 and (lookup or draft):
-            console.remark(f"nothing is guessed: --lookup and --draft are for one text, not for {count}")
-        guesses = _draft(draft, generator, lookup, threads) if draft and count == 1 else None
+        guesses = _draft(draft, generator, lookup, threads, count)
 
         def show(_: int, piece: str) -> None:
             if live:
@@ -165,10 +163,15 @@ def _room(generator: TextGenerator, text: str, asked: int | None) -> int:
     return room
 
 
-def _draft(folder: str, writer: TextGenerator, most: int, threads: int | None) -> Draft:
+def _draft(folder: str | None, writer: TextGenerator, most: int, threads: int | None, count: int) -> Draft | None:
+    """Who guesses for the one text that is written, if a draft model is given."""
     from opsmith.pipelines.draft import Draft, check
     from opsmith.pipelines.text import TextGenerator
 
+    if count > 1 and (folder or most):
+        console.remark(f"nothing is guessed: --lookup and --draft are for one text, not for {count}")
+    if folder is None or count > 1:
+        return None
     small = TextGenerator(folder, threads=threads)
     check(small, writer)
     return Draft(small, most or DRAFTED)

@@ -131,14 +131,8 @@ class TextGenerator:
         encoded = [self.encode(t) for t in given]
         room = self.room(encoded, max_new_tokens)
         if self.counts_keys and len({len(ids) for ids in encoded}) > 1:
-            return [
-                made
-                for i, prompt in enumerate(given)
-                for made in self.generate(
-                    [prompt], max_new_tokens=room, sampling=sampling, n=n, stop=stop, ends=ends, logprobs=logprobs,
-                    on_text=_from_row(i * n, on_text), cancelled=cancelled,
-                )
-            ]  # fmt: skip
+            options: dict[str, Any] = {"sampling": sampling, "n": n, "stop": stop, "ends": ends, "logprobs": logprobs}
+            return self._one_by_one(given, on_text, {**options, "max_new_tokens": room, "cancelled": cancelled})
         rows = [Row(self, t, ids, sampling.generator(c)) for t, ids in zip(given, encoded) for c in range(n)]
         wanted = Wanted(sampling, tuple(w for w in stop if w), self.ends if ends is None else ends, logprobs, on_text)
         keeps = reuse and len(rows) == 1 and self.in_place
@@ -150,6 +144,15 @@ class TextGenerator:
         for i, row in enumerate(rows):
             row.show(i, wanted, final=True)
         return [row.generation() for row in rows]
+
+    def _one_by_one(
+        self, given: Sequence[str | Sequence[int]], on_text: Callable[[int, str], None] | None, options: dict[str, Any]
+    ) -> list[Generation]:
+        """Each prompt in a batch of its own."""
+        made: list[Generation] = []
+        for prompt in given:
+            made += self.generate([prompt], on_text=_from_row(len(made), on_text), **options)
+        return made
 
     def _write(
         self,
