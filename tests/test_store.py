@@ -322,6 +322,29 @@ def test_a_small_model_saved_elsewhere_takes_its_external_weights_along(tmp_path
     assert kept.numpy().ravel().tolist() == list(range(12))
 
 
+def test_a_model_named_by_a_relative_path_is_copied_with_its_external_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "w.bin").write_bytes(bytes(48))
+    write(tmp_path / "net" / "m.onnx", as_weight(external("w.bin", length=48)))
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    store.copy_model("net/m.onnx", tmp_path / "there" / "copy.onnx")
+    assert everything(tmp_path / "there") == ["copy.onnx", "w.bin"]
+
+
+def test_a_model_is_saved_while_somebody_reads_its_external_weights(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(np.arange(12, dtype=np.float32).tobytes())
+    model = store.open_model(write(tmp_path / "m.onnx", as_weight(external("w.bin", length=48))))
+    tensor = model.graph.initializers["w"].const_value
+    assert tensor is not None
+    held = tensor.numpy().view()
+    store.save_model(model, tmp_path / "copy.onnx")
+    assert held.ravel().tolist() == list(range(12))
+    assert store.external_files(tmp_path / "copy.onnx") == set()
+
+
 @pytest.mark.parametrize("place", PLACES[:2])
 def test_external_data_in_the_folder_is_read(tmp_path: Path, place: object) -> None:
     weights = np.arange(12, dtype=np.float32)

@@ -299,7 +299,23 @@ def save_model(model: ir.Model, path: Path) -> None:
         write_model(model, path, external_data=f"{path.name}.data", size_threshold_bytes=1024)
     else:
         # What is left of a larger model may still point at that one's file.
-        write_model(ir.external_data.load_to_model(model), path)
+        _load_weights(model)
+        write_model(model, path)
+
+
+def _load_weights(model: ir.Model) -> None:
+    """Into memory. The file that they lay in stays mapped for whoever holds a view of it, which onnx-ir's own function refuses."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor):
+                value.const_value = ir.Tensor(tensor.numpy().copy(), name=tensor.name, dtype=tensor.dtype)
+
+
+def home_of(path: Path) -> Path:
+    """The folder with the tokenizer of a model file: its own, that of its model, or that of the pipeline around it."""
+    folders = path.absolute().parents[:3]
+    return next((f for f in folders if (f / "tokenizer.json").is_file() or (f / "vocab.json").is_file()), folders[1])
 
 
 def copy_model(source: ModelLike, path: Path) -> None:
@@ -309,7 +325,7 @@ def copy_model(source: ModelLike, path: Path) -> None:
         return
     file = find_model(source)
     for data in external_files(file):
-        target = path.parent / data.relative_to(file.parent)
+        target = path.parent / data.relative_to(file.parent.resolve())
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(data, target)
     shutil.copyfile(file, path)

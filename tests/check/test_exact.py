@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 
 from opsmith import session, store
-from opsmith.check import exact
+from opsmith.check import exact, spread
 from opsmith.check.verify import verify
 
 HEAD = '<ir_version: 9, opset_import: ["" : 18]>'
@@ -74,3 +74,34 @@ def test_stored_outputs_that_the_source_does_not_give_are_not_excused(tmp_path: 
     store.write_test_data(tmp_path, feed, {"y": given + np.float32(0.1)})
     result = verify(tmp_path / "m.onnx", tmp_path / "m.onnx", shapes=0)
     assert [c.ok for c in result.cases] == [True, False]
+
+
+def _in_blocks(level: int | None) -> onnx.ModelProto:
+    """x [n,64] times 64 weights of 4 bits in blocks of 32, for which ONNX Runtime may round x to bytes at LEVEL 4."""
+    rng = np.random.default_rng(0)
+    head = '<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>'
+    attributes = "K = 64, N = 64, bits = 4, block_size = 32" + (f", accuracy_level = {level}" if level else "")
+    text = f"{head} g (float[n, 64] x) => (float[n, 64] y) {{ y = com.microsoft.MatMulNBits <{attributes}> (x, w, s) }}"
+    model = onnx.parser.parse_model(text)
+    weights = {
+        "w": rng.integers(0, 256, (64, 2, 16)).astype(np.uint8),
+        "s": rng.uniform(0.01, 0.02, (64, 2)).astype(np.float32),
+    }
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
+    return model
+
+
+@pytest.mark.parametrize("largest", [exact.LARGEST, 0])
+def test_a_product_in_blocks_that_rounds_less_than_its_source_may_is_right(
+    largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """accuracy_level says what may be lost at most; no spread of the source excuses the difference."""
+    monkeypatch.setattr(exact, "LARGEST", largest)
+    monkeypatch.setattr(spread, "ROOM", 0.0)
+    result = verify(_in_blocks(4), _in_blocks(None))
+    assert result.ok, result.problems
+    assert max(o.of_scale for o in result.worst) > 2e-3  # so much the source rounds
+    wrong = _in_blocks(None)
+    scales = onnx.numpy_helper.to_array(wrong.graph.initializer[1]) * np.float32(1.01)
+    wrong.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array(scales, "s"))
+    assert not verify(_in_blocks(4), wrong).ok

@@ -237,6 +237,35 @@ def test_the_weights_of_quantized_layers_say_how_long_the_last_axis_is(op, reads
     assert kinds.forced_sizes(quantized.graph.inputs[0]) == {2: 9}
 
 
+@pytest.mark.parametrize(
+    ("op", "reads", "attributes"),
+    [
+        ("GroupQueryAttention", ("q", "", "", "past", "past", "n", "t"), {"num_heads": 4, "kv_num_heads": 2}),  # packed
+        ("GroupQueryAttention", ("q", "k", "k", "past", "past", "n", "t"), {"num_heads": 8, "kv_num_heads": 2}),
+        ("MultiHeadAttention", ("q", "k", "k", "", "", "", "past", "past"), {"num_heads": 8}),
+    ],
+)
+def test_the_queries_say_how_large_a_head_of_the_cache_is(op, reads, attributes) -> None:
+    """As onnxruntime-genai's builder declares it: a name that says cache, and is no length."""
+    past: Spec = {"past": (T.FLOAT, ["batch", 2, "past_sequence_length", "kv_cache_dim"])}
+    made = model(past, [h.make_node(op, reads, ["y"], domain="com.microsoft", **attributes)])
+    node = made.graph.node(0)
+    node.inputs[0].shape = ir.Shape(["batch", "sequence", 64])
+    assert kinds.forced_sizes(made.graph.inputs[0]) == {3: 8}
+    (dims,) = inputs.cases(inputs.specs(made), 1)
+    assert dims == {"batch": 1, "past_sequence_length": 128, "kv_cache_dim": 8}
+
+
+def test_what_is_joined_has_the_same_sizes_but_along_the_axis() -> None:
+    past: Spec = {"past": (T.FLOAT, ["batch", "heads", "past", "cache_dim"])}
+    made = model(
+        past, [h.make_node("Concat", ["past", "fresh"], ["y"], axis=-2)], fresh=np.ones((1, 2, 3, 8), np.float32)
+    )
+    assert kinds.forced_sizes(made.graph.inputs[0]) == {0: 1, 1: 2, 3: 8}
+    (dims,) = inputs.cases(inputs.specs(made), 1)
+    assert dims == {"batch": 1, "heads": 2, "past": 128, "cache_dim": 8}
+
+
 def test_bytes_of_a_cache_and_their_scales_stand_for_numbers_around_one() -> None:
     past: Spec = {
         "past.0.key": (T.INT8, ["batch", 2, "past", 8]),

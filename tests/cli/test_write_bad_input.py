@@ -80,3 +80,33 @@ def test_several_raw_texts_differ(capfd):
 
 def test_half_a_character(capfd):
     assert "half a character" in refused(capfd, "write", "--raw", "frog\udcff")
+
+
+@pytest.mark.parametrize(
+    "misplaced",
+    [
+        ["--lookup", 3],
+        ["--draft", "x"],
+        ["--max-new-tokens", 5],
+        ["--temperature", 0],
+        ["--stop", "x"],
+        ["--top-p", 0.5],
+    ],
+    ids=lambda m: m[0],
+)
+def test_options_that_would_be_ignored_are_refused(capfd, misplaced):
+    said = " ".join(refused(capfd, "write", "frog", *misplaced).split())
+    assert f"takes no {misplaced[0]}" in said and "add --raw" in said
+    assert "takes no --style" in " ".join(refused(capfd, "write", "--raw", "frog", "--style", "general").split())
+
+
+def test_a_draft_that_cannot_be_used_is_told_before_the_prompt_is_shown(capfd, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["write", "--raw", "frog:", "--draft", str(tmp_path / "none")])
+    out, err = capfd.readouterr()
+    assert out == "" and "does not exist" in err
+
+
+def test_a_draft_for_several_texts_is_told_to_do_nothing(capfd, tmp_path):
+    said = answered(capfd, "write", "--raw", "frog:", "--n", "2", "--draft", tmp_path / "none")
+    assert "nothing is guessed" in " ".join(said.err.split())

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from types import SimpleNamespace
 
 import models
 import numpy as np
+import onnx
 import pytest
+from small_models import counted_decoder
 
 import opsmith
 from opsmith import starter
 from opsmith.errors import OpsmithError
+from opsmith.measure.score_text import score_text
 from opsmith.pipelines import text as text_pipeline
 from opsmith.pipelines.draft import Draft
 from opsmith.pipelines.draft import check as check_draft
@@ -112,6 +116,65 @@ def test_draws_have_the_probabilities_of_the_logits():
 def test_a_model_without_past_inputs_is_refused():
     with pytest.raises(OpsmithError, match="past_key_values"):
         TextGenerator(models.tiny_model("bert"), "dynamo")
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    """A folder as onnxruntime-genai's builder leaves it, and its model compiled."""
+    folder = tmp_path_factory.mktemp("counted")
+    onnx.save(counted_decoder(), folder / "model.onnx")
+    shutil.copy(models.tiny_source("llama") / "tokenizer.json", folder)
+    genai = {"context_length": 64, "vocab_size": 514, "eos_token_id": 513, "decoder": {"head_size": 16}}
+    (folder / "genai_config.json").write_text(json.dumps({"model": genai}))
+    result = opsmith.compile(folder / "model.onnx", folder / "model_compiled.onnx", regions="whole")
+    assert (
+        result.verified is not None and len(result.verified.cases) == 2
+    )  # ONNX Runtime refuses several texts with a past
+    return folder
+
+
+@pytest.mark.parametrize("file", ["model.onnx", "model_compiled.onnx"])
+def test_decoders_of_genai_that_count_their_keys_write_what_full_passes_say(counted, file):
+    generator = TextGenerator(counted / file)
+    assert generator.context == 64 and generator.ends == {513}
+    prompts = ["a", "a red apple on a table", "frog and cat"]
+    pieces = []
+    together = generator.generate(prompts, max_new_tokens=12, on_text=lambda i, piece: pieces.append((i, piece)))
+    for i, (prompt, found) in enumerate(zip(prompts, together, strict=True)):
+        assert "".join(text for row, text in pieces if row == i) == found.text
+        ids = generator.encode(prompt)
+        for token in found.tokens:
+            feed = {"input_ids": np.array([ids]), "attention_mask": np.ones((1, len(ids)), np.int64)}
+            feed |= {name: np.zeros((1, 1, 0, 16), np.float32) for name in generator.past}
+            assert token == int(generator.session.run(["logits"], feed)[0][0, -1].argmax())
+            ids.append(token)
+        for guesses in ({"lookup": 4}, {"guesses": _Wrong()}):
+            assert generator.generate(prompt, max_new_tokens=12, **guesses)[0].tokens == found.tokens
+
+
+def test_decoders_of_genai_are_scored(counted, tmp_path):
+    (tmp_path / "text.txt").write_text("a red apple on a table. " * 8)
+    files = [counted / "model.onnx", counted / "model_compiled.onnx"]
+    source, compiled = score_text(files, tmp_path / "text.txt", tokens=40, window=16, decode=4)
+    assert source.predicted == compiled.predicted > 30 and compiled.kl < 1e-6 and compiled.top1 == 1
+
+
+class _Wrong:
+    """Guesses that never come true: what they leave in the cache has to go."""
+
+    def guess(self, tokens, most):
+        return [3, 4][:most]
+
+    def learn(self, guessed, right):
+        pass
+
+
+def test_a_cache_whose_size_nothing_says_is_told(counted, tmp_path):
+    for name in ("model.onnx", "tokenizer.json"):
+        shutil.copy(counted / name, tmp_path)
+    with pytest.raises(OpsmithError, match="does not say how large a cache is") as refused:
+        TextGenerator(tmp_path / "model.onnx").generate("a", max_new_tokens=1)
+    assert "genai_config.json" in refused.value.hint
 
 
 def test_a_missing_tokenizer_is_named(tmp_path):

@@ -144,6 +144,11 @@ def test_errors_are_the_clients_own_with_our_message(client: openai.OpenAI, appl
         client.images.generate(prompt="x", size="97x97")
     with pytest.raises(bad, match="the size 'large' is not understood"):
         client.images.generate(prompt="x", size="large")
+    for size in ("16x\u0661\u0666", "1_6x16", "+16x16", "9" * 5000 + "x8"):  # what int() takes for numbers
+        with pytest.raises(bad, match="is not understood"):
+            client.images.generate(prompt="x", size=size)  # type: ignore[arg-type]
+    with pytest.raises(bad, match="0x0 is not possible"):
+        client.images.generate(prompt="x", size="0x0")  # type: ignore[arg-type]
     with pytest.raises(bad, match="the prompt is empty"):
         client.images.generate(prompt=" ")
     with pytest.raises(bad, match="n: Input should be less than or equal to"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -186,6 +187,36 @@ def test_what_is_not_supported_is_refused_and_not_ignored(running: Running, extr
 def test_completions_refuse_what_they_do_not_do(running: Running, extra: dict[str, Any]) -> None:
     body = {"model": "writer", "prompt": "frog:", **extra}
     assert httpx.post(f"{running.url}/v1/completions", json=body, timeout=60).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "message", "field"),
+    [
+        (b"{nope", "application/json", "the body is not JSON: .* at 1", None),
+        (b"", "application/json", "the body is not a JSON object .send one, with content-type", None),
+        (b"[]", "application/json", "the body is not a JSON object", None),
+        (json.dumps(ASK).encode(), "text/plain", "send one, with content-type: application/json", None),
+        (
+            json.dumps({**ASK, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}).encode(),
+            "application/json",
+            "messages.0.content.0.type: Input should be 'text'",
+            "messages.0.content.0.type",
+        ),
+        (
+            json.dumps({**ASK, "messages": [{"role": "user", "content": None}]}).encode(),
+            "application/json",
+            "messages.0.content: Input should be a valid string",
+            "messages.0.content",
+        ),
+    ],
+)
+def test_an_invalid_body_is_told_by_what_is_wrong_in_it(
+    running: Running, body: bytes, kind: str, message: str, field: str | None
+) -> None:
+    answer = httpx.post(f"{running.url}/v1/chat/completions", content=body, headers={"content-type": kind})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and re.search(message, error["message"]), error
+    assert error["param"] == field
 
 
 def test_what_holds_anyway_may_be_said(client: openai.OpenAI) -> None:

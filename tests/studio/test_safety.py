@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -246,6 +247,17 @@ def test_too_large_a_body_is_refused_with_and_without_a_stated_length(locked: Ru
             assert answer.status_code == 413
             assert "larger than" in answer.json()["error"]["message"]
         assert client.post("/api/uploads", content=bytes(90_000)).status_code == 400  # small enough, but no picture
+
+
+def test_a_client_that_waits_is_told_that_its_body_is_too_large(
+    locked: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safety, "DRAIN_SECONDS", 0.3)
+    address = urlsplit(locked.url)
+    with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+        head = f"POST /api/uploads HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: 999999999\r\n"
+        connection.sendall(f"{head}Authorization: Bearer open sesame\r\n\r\n".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
 
 
 def test_without_the_page_there_is_only_the_api(home: Path) -> None:

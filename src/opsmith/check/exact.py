@@ -6,6 +6,9 @@ Every node that takes doubles takes them; the rest, and the bodies of If, Loop a
 way in. A logarithm of a nearly silent bin, or a norm of nearly equal numbers, makes the rounding before it large: ONNX Runtime's own
 Fourier transform of a length that is no power of two is 1e-6 of the largest number off, ours 1e-8. What the variant agrees with in
 double it need not agree with in float.
+
+A product of weights in blocks (MatMulNBits) that may round what it multiplies to bytes, accuracy_level 2 to 4, is one of plain floats
+here: the level is what may be lost at most, so a variant that does not round is right.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.defs
+import onnx_ir as ir
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from opsmith import bounds, session, store
@@ -30,6 +34,7 @@ LARGEST_VALUE = 1 << 24  # elements: a convolution in double unfolds its input, 
 PATIENCE = 30.0  # seconds of one run
 # Registered for doubles by ONNX Runtime, and refused when they run.
 _REFUSED = {"LSTM", "GRU"}
+_LEVEL, _PLAIN = "accuracy_level", 1  # 1 is fp32, 2 fp16, 3 bf16, 4 int8; 0, the default, rounds nothing either
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 
 
@@ -37,10 +42,12 @@ def answers(path: Path, feeds: Sequence[Mapping[str, Any]], threads: int | None)
     """(index of the feed, outputs) of the model in double precision, the outputs as single again; nothing where it does not run."""
     model = store.open_model(path)
     weights = (v.const_value for v in model.graph.initializers.values())
-    if sum(t.nbytes for t in weights if t is not None) > LARGEST:
+    large = sum(t.nbytes for t in weights if t is not None) > LARGEST
+    if large and not any(map(_may_round, (ir.to_proto(n) for n in model.graph if n.op_type == "MatMulNBits"))):
         return
+    edit = without_rounding if large else in_double
     try:
-        running = session.load(path, threads=threads, optimize=False, edit=in_double, lean=True)
+        running = session.load(path, threads=threads, optimize=False, edit=edit, lean=True)
     except OpsmithError:
         return
     for index, feed in enumerate(feeds):
@@ -52,8 +59,19 @@ def answers(path: Path, feeds: Sequence[Mapping[str, Any]], threads: int | None)
             continue
 
 
+def without_rounding(proto: onnx.ModelProto) -> None:
+    """Edit a model so that products of weights in blocks round nothing that they multiply."""
+    for node in filter(_may_round, proto.graph.node):
+        next(a for a in node.attribute if a.name == _LEVEL).i = _PLAIN
+
+
+def _may_round(node: onnx.NodeProto) -> bool:
+    return node.op_type == "MatMulNBits" and any(a.name == _LEVEL and a.i > _PLAIN for a in node.attribute)
+
+
 def in_double(proto: onnx.ModelProto) -> None:
     """Edit a model so that what can be is computed in double precision; its inputs and outputs stay as they are."""
+    without_rounding(proto)
     graph = proto.graph
     versions = {o.domain or "ai.onnx": o.version for o in proto.opset_import}
     writer = _Writer(_kinds(proto))

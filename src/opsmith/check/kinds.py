@@ -129,7 +129,7 @@ _PICTURE = ("image", "img", "pixel", "picture", "frame", "photo", "rgb")
 def axis_size(symbol: str, value: ir.Value, axis: int, about: Facts, forced: int | None) -> Usual:
     """The usual sizes of the axis of an input, which the model calls SYMBOL; FORCED where its weights leave no choice."""
     name, symbol = (value.name or "").lower(), symbol.lower()
-    if _says(symbol, "past", "cache"):
+    if _says(symbol, "past", "cache") and forced is None:  # "cache_dim" may be the size of a head
         return ENCODED if "encoder" in symbol and "decoder" not in symbol else PAST
     if "batch" in symbol or (
         axis == 0 and not _says(symbol, "seq", "len", "height", "width", "sample", "time", "frame")
@@ -286,12 +286,8 @@ def _forced(value: ir.Value, axes: list[int | None]) -> Iterator[tuple[int, int]
 
 def _demands(node: ir.Node, position: int, rank: int) -> Iterator[tuple[int, int]]:
     """(axis, size) that NODE asks of the input at POSITION."""
+    yield from _beside(node, position, rank)
     op, ints = node.op_type, node.attributes.get_int
-    if op in ("Add", "Sub", "Mul", "Div") and len(node.inputs) == 2:
-        other = node.inputs[1 - position]
-        if other is not None and (other.is_initializer() or other.const_value is not None):
-            sizes = _sizes(node, 1 - position)
-            yield from ((i - len(sizes), d) for i, d in enumerate(sizes) if d > 1)
     if position or op not in _WEIGHTS:
         return
     weight, ranks = _WEIGHTS[op]
@@ -316,6 +312,23 @@ def _demands(node: ir.Node, position: int, rank: int) -> Iterator[tuple[int, int
         yield 2, sizes[2]
 
 
+def _beside(node: ir.Node, position: int, rank: int) -> Iterator[tuple[int, int]]:
+    """(axis, size) that follows from the other inputs of NODE, which are no weights of a product."""
+    op, ints = node.op_type, node.attributes.get_int
+    if op in ("Add", "Sub", "Mul", "Div") and len(node.inputs) == 2:
+        other = node.inputs[1 - position]
+        if other is not None and (other.is_initializer() or other.const_value is not None):
+            sizes = _sizes(node, 1 - position)
+            yield from ((i - len(sizes), d) for i, d in enumerate(sizes) if d > 1)
+    elif op == "Concat" and rank:  # all sizes but those along its axis are the same
+        along = ints("axis", 0) % rank
+        for beside in range(len(node.inputs)):
+            if beside != position and len(sizes := _sizes(node, beside)) == rank:
+                yield from ((i, d) for i, d in enumerate(sizes) if i != along)
+    elif position in _CACHES.get(op, ()):
+        yield rank - 1, _head_size(node)
+
+
 # operator -> which of its inputs is the weight, and of which ranks it may be
 _MANY = range(2, 9)
 _PRODUCTS = ("MatMul", "MatMulInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QLinearMatMul")
@@ -327,6 +340,21 @@ _WEIGHTS: dict[str, tuple[int, Sequence[int]]] = {
     "Gemm": (1, [2]),
     "LayerNormalization": (1, [1]),
 }
+
+
+# com.microsoft's attention -> the inputs that are a cache of keys or values (batch, heads, past, size of a head)
+_CACHES = {"GroupQueryAttention": (3, 4), "MultiHeadAttention": (6, 7)}
+
+
+def _head_size(node: ir.Node) -> int:
+    """Of an attention's queries (batch, length, width), which keys and values may lie behind; 0 where it is not known."""
+    ints = node.attributes.get_int
+    heads, groups = ints("num_heads", 0), ints("kv_num_heads", 0)
+    packed = len(node.inputs) < 2 or node.inputs[1] is None
+    if node.op_type == "GroupQueryAttention" and packed:
+        heads += 2 * groups
+    sizes = _sizes(node, 0)
+    return sizes[2] // heads if len(sizes) == 3 and heads and sizes[2] % heads == 0 else 0
 
 
 def _sizes(node: ir.Node, index: int) -> list[int]:

@@ -23,15 +23,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 
 from opsmith import progress, session, store
-from opsmith.check import exact, spread
+from opsmith.check import exact, past, spread
 from opsmith.check import inputs as generate
 from opsmith.check.bisect import Parting, bisect_models
 from opsmith.check.differences import BOUNDS, OutputCheck, Tolerance, compare_all, compare_arrays, scaled, worst_first
 from opsmith.check.drawn import drawn
 from opsmith.check.feed import Given, bound_by, fitted, judged_feed
 from opsmith.check.inputs import Array, Dims, Fixed
+from opsmith.check.next_token import NextToken, compare_logits, together
 from opsmith.check.spool import keep, keep_all
 from opsmith.check.values import free_floats, random_inputs
 from opsmith.errors import OpsmithError
@@ -45,6 +47,8 @@ DEGENERATE: dict[str, Callable[[Array], Array]] = {
     "tiny": lambda x: x * x.dtype.type(1e-6),
 }
 PATIENCE = 5.0  # seconds of the reference: after that no further degenerate case is begun
+OWN_PAST = ", its own past"  # ends the name of a case whose keys and values A made (past.py)
+LOGITS = "logits"  # the output of a decoder, as exporters call it
 STORED = ", stored outputs"  # ends the name of a case that is compared with them, and not with A
 ULPS = {"bf16": 2.0**-8, "int8": 2.0**-8}  # the last bit of a number near 1: what is stored in bf16
 
@@ -59,6 +63,7 @@ class Case:
     problem: str | None = None  # B did not run at all
     inputs: Mapping[str, Array] | None = dataclasses.field(default=None, repr=False)  # unless all is within tolerance
     relative: bool = False  # atol counts in units of the reference's largest element, as for large inputs
+    next_token: NextToken | None = None  # of a decoder's logits
 
     @property
     def ok(self) -> bool:
@@ -85,7 +90,7 @@ class VerifyResult(Shown):
         """For JSON: without the arrays that failed cases were fed with."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         cases = [{"name": c.name, "dims": c.dims, "outputs": c.outputs, "problem": c.problem} for c in self.cases]
-        return {"ok": self.ok, **fields, "cases": cases}
+        return {"ok": self.ok, **fields, "cases": cases, "next_token": self.next_token}
 
     @property
     def problems(self) -> list[str]:
@@ -108,6 +113,11 @@ class VerifyResult(Shown):
     def of_scale(self) -> float:
         """The largest error of all outputs and cases, in units of the output's scale there."""
         return max((o.of_scale for case in self.cases for o in case.outputs), default=0.0)
+
+    @property
+    def next_token(self) -> NextToken | None:
+        """What a decoder expects next beside what the reference does, over all cases; None for other models."""
+        return together(case.next_token for case in self.cases if case.next_token is not None)
 
 
 def verify(
@@ -146,16 +156,18 @@ def verify(
             _same_interface(model_a, model_b)
             feeds, dropped = _feeds(path_a, model_a, model_b, stored, shapes, seed, inputs or {})
             degenerate = functools.partial(_degenerate_feeds, model_a, given=inputs or {})
-            answers, refused = _answers(path_a, feeds, Path(kept), threads, degenerate)
+            settle = functools.partial(_settled_feed, path_a, model_a, given=inputs or {}, seed=seed)
+            answers, refused = _answers(path_a, feeds, Path(kept), threads, degenerate, settle)
             dropped += refused
             if not answers:
                 judged = judged_feed(path_a, shapes if isinstance(shapes, Mapping) else None, inputs, seed=seed)
                 if judged.feed is None:
                     return VerifyResult((), tuple(dropped), unchecked=judged.problem)
                 only = _Feed(judged.origin, judged.dims, judged.feed)
-                answers, _ = _answers(path_a, [only], Path(kept), threads, degenerate)
+                answers, _ = _answers(path_a, [only], Path(kept), threads, degenerate, settle)
             outputs = [value.name or "" for value in model_a.graph.outputs]
-            compared = _cases(path_b, answers, outputs, tolerance, threads, Path(kept), provider)
+            logits = LOGITS if LOGITS in outputs and past.caches(model_a) else None
+            compared = _cases(path_b, answers, outputs, tolerance, threads, Path(kept), provider, logits)
             compared, changing = _without_drawn(path_a, model_a, compared, outputs, tolerance, threads)
             cases = _settled(path_a, model_a, compared, outputs, threads, ULPS.get(precision))
             result = VerifyResult(tuple(cases), tuple(dropped), changing)
@@ -269,9 +281,10 @@ def _answers(
     feeds: list[_Feed],
     kept: Path,
     threads: int | None,
-    more: Callable[[Sequence[_Answer]], list[_Feed]] | None = None,
+    more: Callable[[Sequence[_Answer]], list[_Feed]],
+    settle: Callable[[ort.InferenceSession, _Feed], _Feed],
 ) -> tuple[list[_Answer], list[str]]:
-    """What A answers to FEEDS, and to MORE that are made of those it accepts.
+    """What A answers to FEEDS, each SETTLEd first, and to MORE that are made of those it accepts.
 
     A random shape that A itself refuses says nothing about B, and is left out with its reason.
     """
@@ -279,10 +292,11 @@ def _answers(
     refused: list[str] = []
     with progress.task("verify: reference", len(feeds)) as step:
         running = session.load(path, threads=threads, lean=True)
-        todo = list(feeds)
+        todo, asked_more = list(feeds), False
         while todo:
             feed = todo.pop(0)
             step(feed.name)
+            feed = settle(running, feed)
             started = time.perf_counter()
             try:
                 outputs = session.run(running, feed.inputs)
@@ -293,9 +307,35 @@ def _answers(
             else:
                 held = [keep(kept, len(answers), i, o) for i, o in enumerate(outputs)]
                 answers.append(_Answer(feed, held, time.perf_counter() - started))
-            if not todo and more is not None:
-                todo, more = more(answers), None
+            if not todo and not asked_more:
+                todo, asked_more = more(answers), True
     return answers, refused
+
+
+def _settled_feed(
+    path: Path, a: ir.Model, running: ort.InferenceSession, feed: _Feed, *, given: Given, seed: int
+) -> _Feed:
+    """A random case of a decoder with the tokens of a text, if a tokenizer lies beside A, and a past that A made; each as it is where
+    there is none."""
+    pairs = {name: present for name, present in past.caches(a).items() if name not in given}
+    if feed.stored is not None or feed.degenerate or not pairs:
+        return feed
+    wanted = generate.specs(a, path.stem)
+    if (size := past.lengths(wanted, feed.dims)) is None:
+        return feed
+    tokens = None if past.IDS in given else past.text(feed.inputs, size, store.home_of(path))
+    if tokens is not None:
+        told = {**feed.inputs, past.IDS: tokens[:, size.past :].astype(feed.inputs[past.IDS].dtype)}
+        feed = dataclasses.replace(feed, name=feed.name.replace("random", "text", 1), inputs=told)
+    if not size.past:
+        return feed
+    earlier = past.before(a, wanted, feed.inputs, feed.dims, size, [seed, len(feed.inputs)], tokens)
+    try:
+        presents = session.run(running, earlier, list(pairs.values()))
+    except OpsmithError:
+        return feed
+    made = past.with_past(feed.inputs, pairs, dict(zip(pairs.values(), presents)))
+    return feed if made is None else dataclasses.replace(feed, name=f"{feed.name}{OWN_PAST}", inputs=made)
 
 
 def _cases(
@@ -306,8 +346,9 @@ def _cases(
     threads: int | None,
     kept: Path,
     provider: Path | None = None,
+    logits: str | None = None,
 ) -> list[_Compared]:
-    """B against the answers of A, whose OUTPUTS have these names, and against stored outputs."""
+    """B against the answers of A, whose OUTPUTS have these names, and against stored outputs; LOGITS is that of a decoder."""
     found: list[_Compared] = []
     with progress.task("verify: variant", len(answers)) as step:
         running = session.load(path, threads=threads, provider=provider, lean=True)
@@ -325,7 +366,10 @@ def _cases(
                     )
                 )
                 continue
-            case = _case(feed, feed.name, dict(zip(outputs, answer.outputs)), actual, tolerance)
+            expected = dict(zip(outputs, answer.outputs))
+            case = _case(feed, feed.name, expected, actual, tolerance)
+            if logits is not None:
+                case = dataclasses.replace(case, next_token=compare_logits(expected[logits], actual[logits]))
             held = None if case.ok else keep_all(kept, len(answers) + index, actual)
             found.append(_Compared(case, answer, held))
             if feed.stored is not None and feed.stored.outputs:

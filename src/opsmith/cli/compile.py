@@ -293,6 +293,11 @@ def show_error(verified: VerifyResult) -> None:
         f"verified: within these errors of the source in {counted(len(verified.cases), 'case')}{more}"
         f"{_own_spread(verified)}"
     )
+    if (expected := verified.next_token) is not None:
+        console.say(
+            f"next token: KL {expected.kl:.1e} nats, the most likely one the same at {expected.top1:.1%} of "
+            f"{counted(expected.positions, 'position')}"
+        )
 
 
 MOST_OUTPUTS = 8

@@ -22,6 +22,7 @@ JSON = {
     "cases": "each set of inputs: its name, dims, and per output the errors and tolerances",
     "dropped": "inputs that A refuses or B was not made for, and why",
     "drawn": "outputs that were not compared: A draws random numbers for them",
+    "next_token": "of a decoder: mean KL divergence of the next token in nats, share of positions with the same most likely token, positions; else null",
     "parting": "with --bisect: the first value that differs, its nodes in A and B, its errors",
     "note": "what --bisect could not do",
     "unchecked": "why nothing was compared, if so",

@@ -87,6 +87,20 @@ def command(
 
     if not text.strip():
         raise OpsmithError("the text is empty", "give a word, a phrase or a prompt")
+    with_raw = {
+        "--max-new-tokens": max_new_tokens is not None,
+        "--temperature": temperature is not None,
+        "--top-k": top_k != 0,
+        "--top-p": top_p != 1,
+        "--min-p": min_p != 0,
+        "--repetition-penalty": repetition_penalty != 1,
+        "--no-repeat-ngram": no_repeat_ngram != 0,
+        "--stop": bool(stop),
+        "--lookup": lookup != 0,
+        "--draft": draft is not None,
+    }
+    without_raw = {"--prompts": prompts is not None, "--style": style is not None}
+    _refuse_misplaced(without_raw if raw else with_raw, raw)
     generator = TextGenerator(model or _starter(), variant, threads)
     if raw:
         count = n or 1
@@ -94,6 +108,7 @@ def command(
         sampling = Sampling(heat, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram, seed)
         live = count == 1 and not console.quiet and not console.as_json
         room = _room(generator, text, max_new_tokens)
+        guesses = _draft(draft, generator, lookup, threads, count)
 
         def show(_: int, piece: str) -> None:
             if live:
@@ -108,7 +123,7 @@ def command(
             n=count,
             stop=stop or (),
             lookup=lookup,
-            guesses=_draft(draft, generator, lookup, threads) if draft else None,
+            guesses=guesses,
             on_text=show,
         )
         lines = [f"{text}{g.text}" for g in found]
@@ -119,6 +134,15 @@ def command(
     told = {"texts": lines, "variant": generator.path, "speed": generator.speed}
     console.answer(told, lambda: print() if live else print(*lines, sep="\n"))
     console.remark(f"{generator.path.parent.name}: {generator.speed}")
+
+
+def _refuse_misplaced(given: dict[str, bool], raw: bool) -> None:
+    """Options that would be ignored."""
+    if wrong := [name for name, is_given in given.items() if is_given]:
+        what = "writes picture prompts, and" if not raw else "continues the text as it is, and"
+        raise OpsmithError(
+            f"write {'--raw ' if raw else ''}{what} takes no {wrong[0]}", "leave --raw away" if raw else "add --raw"
+        )
 
 
 def _heat(temperature: float | None, count: int) -> float:
@@ -139,10 +163,15 @@ def _room(generator: TextGenerator, text: str, asked: int | None) -> int:
     return room
 
 
-def _draft(folder: str, writer: TextGenerator, most: int, threads: int | None) -> Draft:
+def _draft(folder: str | None, writer: TextGenerator, most: int, threads: int | None, count: int) -> Draft | None:
+    """Who guesses for the one text that is written, if a draft model is given."""
     from opsmith.pipelines.draft import Draft, check
     from opsmith.pipelines.text import TextGenerator
 
+    if count > 1 and (folder or most):
+        console.remark(f"nothing is guessed: --lookup and --draft are for one text, not for {count}")
+    if folder is None or count > 1:
+        return None
     small = TextGenerator(folder, threads=threads)
     check(small, writer)
     return Draft(small, most or DRAFTED)

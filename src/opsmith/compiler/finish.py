@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -48,6 +49,8 @@ def record(draft: Draft, best: Attempt, request: Request) -> None:
             }
             for o in worst
         }
+        if (expected := result.verified.next_token) is not None:
+            draft.record["next_token"] = dataclasses.asdict(expected)
     if result.judged is not None:
         draft.record["inputs"] = result.judged.record
 

@@ -18,6 +18,7 @@ import onnxruntime as ort
 from opsmith import session, store
 from opsmith.check import inputs as generate
 from opsmith.check.feed import judged_feed
+from opsmith.check.next_token import next_token
 from opsmith.check.values import random_inputs
 from opsmith.errors import OpsmithError
 
@@ -101,23 +102,6 @@ def compare(reference: Sequence[Sequence[Array]], found: Sequence[Sequence[Array
         np.concatenate([_rows(r[0]) for r in reference]), np.concatenate([_rows(f[0]) for f in found])
     )
     return Quality(worst, max_abs, cosine, kl, top1)
-
-
-def next_token(reference: Array, found: Array) -> tuple[float, float]:
-    """Mean KL(reference || found) in nats and top-1 agreement of logits (positions, vocabulary)."""
-    kl = same = 0.0
-    for start in range(0, len(reference), 256):  # a few hundred positions at a time: vocabularies are large
-        a, b = log_softmax(reference[start : start + 256]), log_softmax(found[start : start + 256])
-        kl += float((np.exp(a) * (a - b)).sum())
-        same += float((a.argmax(-1) == b.argmax(-1)).sum())
-    return max(0.0, kl / len(reference)), same / len(reference)
-
-
-def log_softmax(logits: Array) -> Array:
-    x = logits.astype(np.float64)
-    x -= x.max(axis=-1, keepdims=True)
-    x -= np.log(np.exp(x).sum(axis=-1, keepdims=True))
-    return x
 
 
 def _rows(logits: Array) -> Array:

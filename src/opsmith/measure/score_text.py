@@ -75,7 +75,7 @@ def score_text(
     if not models:
         raise OpsmithError("no model given", "opsmith score text A B --text FILE")
     if not Path(text).is_file():
-        raise OpsmithError(f"the text {text} does not exist")
+        raise OpsmithError(f"the text {text} is not a file")
     read_text(Path(text))
     if tokens < 2 or decode < 2 or (window is not None and window < 2):
         raise OpsmithError("too few tokens to score", "at least 2 per window and 2 to decode")
@@ -116,7 +116,7 @@ def score_text(
 
 
 def _row(path: Path, answer: dict[str, Any], reference: Array, logits: Array) -> TextScore:
-    from opsmith.compress.quality import log_softmax, next_token
+    from opsmith.check.next_token import log_softmax, next_token
 
     targets = np.asarray(answer["targets"])
     loss = 0.0
@@ -260,25 +260,18 @@ def _generated(generator: TextGenerator, keywords: Sequence[str]) -> tuple[float
     return len(set(pairs)) / max(1, len(pairs)), sum(hits) / len(hits)
 
 
-def _score_windows(generator: TextGenerator, ids: list[int], window: int, file: Path) -> list[int]:
+def _score_windows(generator: TextGenerator, tokens: list[int], window: int, file: Path) -> list[int]:
     """Write the logits (positions, vocabulary) that predict each target; windows do not overlap."""
-    starts = [s for s in range(0, len(ids), window) if len(ids) - s >= 2]
-    targets = [t for s in starts for t in ids[s + 1 : s + window]]
+    from opsmith.pipelines.text import Cache
+
+    starts = [s for s in range(0, len(tokens), window) if len(tokens) - s >= 2]
+    targets = [t for s in starts for t in tokens[s + 1 : s + window]]
     kept: Array | None = None
     at = 0
     for start in starts:
-        part = ids[start : start + window]
-        feed = {
-            "input_ids": np.array([part], np.int64),
-            "attention_mask": np.ones((1, len(part)), np.int64),
-            "position_ids": np.arange(len(part), dtype=np.int64)[None],
-        }
-        feed = {name: array for name, array in feed.items() if name in generator.inputs}
-        for name in generator.past:
-            spec = generator.inputs[name]
-            kind = np.float16 if spec.type == "tensor(float16)" else np.float32
-            feed[name] = np.zeros((1, spec.shape[1], 0, spec.shape[3]), kind)
-        logits = session.run(generator.session, feed, ["logits"])[0][0, :-1]
+        part = tokens[start : start + window]
+        ids, positions = np.array([part], np.int64), np.arange(len(part), dtype=np.int64)[None]
+        logits = Cache(generator, 1).run(ids, np.ones_like(ids), positions, every=True)[0, :-1]
         if kept is None:
             kept = np.lib.format.open_memmap(file, "w+", np.float32, (len(targets), logits.shape[1]))
         kept[at : at + len(logits)] = logits

@@ -17,7 +17,7 @@ import numpy as np
 
 from opsmith import session, store
 from opsmith.errors import OpsmithError
-from opsmith.pipelines.text import choose_variant, home_of, read_config
+from opsmith.pipelines.text import choose_variant, read_config
 from opsmith.pipelines.tokenizer import encode, load_tokenizer, longest_token
 
 Array = np.ndarray[Any, Any]
@@ -34,7 +34,7 @@ class TextEncoder:
     def __init__(self, folder: store.PathLike, variant: str | None = None, threads: int | None = None) -> None:
         """FOLDER is a model folder with its variants, tokenizer and config.json."""
         self.path = choose_variant(Path(folder), variant)
-        self.home = home_of(self.path)
+        self.home = store.home_of(self.path)
         self.session = session.load(self.path, threads=threads)
         self.inputs = [i.name for i in self.session.get_inputs()]
         outputs = [o.name for o in self.session.get_outputs()]

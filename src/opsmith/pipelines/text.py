@@ -32,6 +32,7 @@ LONGEST_KEPT = 8192  # tokens that a kept cache has room for
 # What configs call the number of tokens that a model was made for.
 CONTEXTS = ("n_positions", "max_position_embeddings", "max_seq_len", "seq_length")
 CACHE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
+GENAI = "genai_config.json"  # beside a model that onnxruntime-genai's builder made
 DECODED_BEFORE = 4  # tokens of the prompt that the first new ones are decoded behind
 
 
@@ -77,7 +78,7 @@ class TextGenerator:
         """FOLDER is a model folder with its variants, tokenizer and config.json; the newest compiled variant is taken by default."""
         self.folder = Path(folder)
         self.path = choose_variant(self.folder, variant)
-        self.home = home_of(self.path)
+        self.home = store.home_of(self.path)
         self.session = session.load(self.path, threads=threads)
         self.inputs = {i.name: i for i in self.session.get_inputs()}
         self.past = [n for n in self.inputs if n.startswith("past_key_values.")]
@@ -91,7 +92,9 @@ class TextGenerator:
         # Whether the model appends to a cache with room instead of joining a new one.
         self.in_place = (store.read_record(self.path).get("compiled") or {}).get("cache") == "in place"
         self.tokenizer = load_tokenizer(self.home)
-        self.config = config = read_config(self.home / "config.json")
+        # Models of onnxruntime-genai count their keys by the mask (GroupQueryAttention): texts of one batch must be equally long.
+        self.counts_keys = (self.home / GENAI).is_file() and "position_ids" not in self.inputs
+        self.config = config = read_config(self.home / "config.json") or _of_genai(read_config(self.home / GENAI))
         self.context = next((int(config[name]) for name in CONTEXTS if config.get(name)), 1 << 30)
         self.longest_token = longest_token(self.tokenizer)
         self.vocabulary = int(config.get("vocab_size") or 0)
@@ -127,6 +130,9 @@ class TextGenerator:
         sampling = sampling or Sampling()
         encoded = [self.encode(t) for t in given]
         room = self.room(encoded, max_new_tokens)
+        if self.counts_keys and len({len(ids) for ids in encoded}) > 1:
+            options: dict[str, Any] = {"sampling": sampling, "n": n, "stop": stop, "ends": ends, "logprobs": logprobs}
+            return self._one_by_one(given, on_text, {**options, "max_new_tokens": room, "cancelled": cancelled})
         rows = [Row(self, t, ids, sampling.generator(c)) for t, ids in zip(given, encoded) for c in range(n)]
         wanted = Wanted(sampling, tuple(w for w in stop if w), self.ends if ends is None else ends, logprobs, on_text)
         keeps = reuse and len(rows) == 1 and self.in_place
@@ -138,6 +144,15 @@ class TextGenerator:
         for i, row in enumerate(rows):
             row.show(i, wanted, final=True)
         return [row.generation() for row in rows]
+
+    def _one_by_one(
+        self, given: Sequence[str | Sequence[int]], on_text: Callable[[int, str], None] | None, options: dict[str, Any]
+    ) -> list[Generation]:
+        """Each prompt in a batch of its own."""
+        made: list[Generation] = []
+        for prompt in given:
+            made += self.generate([prompt], on_text=_from_row(len(made), on_text), **options)
+        return made
 
     def _write(
         self,
@@ -321,6 +336,11 @@ class Row:
         )
 
 
+def _from_row(first: int, on_text: Callable[[int, str], None] | None) -> Callable[[int, str], None] | None:
+    """ON_TEXT for a part of the texts, of which the FIRST is that one of all."""
+    return None if on_text is None else lambda index, piece: on_text(first + index, piece)
+
+
 def _guesses_for(rows: Sequence[Row], lookup: int, guesses: Guesses | None) -> Guesses | None:
     """Who guesses the next tokens: nobody for several rows, else GUESSES, else what the text said before."""
     if len(rows) > 1:
@@ -355,7 +375,9 @@ class Cache:
         self.inputs = owner.inputs
         self.mask = np.zeros((rows, 0), np.int64)
         self.room = room
-        self.values = {name: _empty(owner.inputs[name], rows, room) for name in owner.past}
+        self.values = {
+            name: _empty(owner.inputs[name], rows, room, owner.config.get("head_dim")) for name in owner.past
+        }
         self.outputs = [o.name for o in self.session.get_outputs()]
 
     def run(self, ids: Array, mask: Array, positions: Array, every: bool = False) -> Array:
@@ -389,6 +411,16 @@ class Cache:
         return binding.get_outputs()
 
 
+class CountedCache(Cache):
+    """Of a model that takes as many keys as its mask has ones: what is dropped leaves the cache."""
+
+    def drop(self, count: int) -> None:
+        if count:
+            self.mask = self.mask[:, :-count]
+            kept = {n: np.ascontiguousarray(v.numpy()[:, :, :-count]) for n, v in self.values.items()}
+            self.values = {n: ort.OrtValue.ortvalue_from_numpy(array) for n, array in kept.items()}
+
+
 class InPlaceCache(Cache):
     """One buffer per past with room for the whole sequence. It is both past and present: only the new rows are written.
 
@@ -417,14 +449,21 @@ class InPlaceCache(Cache):
 
 
 def make_cache(owner: TextGenerator, rows: int, room: int) -> Cache:
-    return InPlaceCache(owner, rows, room) if owner.in_place else Cache(owner, rows)
+    if owner.in_place:
+        return InPlaceCache(owner, rows, room)
+    return CountedCache(owner, rows) if owner.counts_keys else Cache(owner, rows)
 
 
-def _empty(spec: Any, rows: int, room: int) -> ort.OrtValue:
+def _empty(spec: Any, rows: int, room: int, head_size: int | None = None) -> ort.OrtValue:
     shape = [rows, *spec.shape[1:]]
     shape[2] = room
-    if any(not isinstance(d, int) for d in shape):
-        raise OpsmithError(f"{spec.name} has an unexpected shape {spec.shape}")
+    if head_size and not isinstance(shape[-1], int):
+        shape[-1] = head_size
+    if len(shape) != 4 or any(not isinstance(d, int) for d in shape):
+        raise OpsmithError(
+            f"{spec.name} is {spec.shape}, which does not say how large a cache is",
+            "it takes numbers for heads and the size of a head, as `opsmith export` writes them, or a genai_config.json beside it",
+        )
     return ort.OrtValue.ortvalue_from_numpy(np.empty(shape, CACHE_TYPES[spec.type]))
 
 
@@ -446,6 +485,17 @@ def read_config(file: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
+def _of_genai(config: dict[str, Any]) -> dict[str, Any]:
+    """What genai_config.json of onnxruntime-genai says, under the names of Hugging Face's config.json."""
+    model = config.get("model")
+    if not isinstance(model, dict):
+        return {}
+    decoder = model.get("decoder")
+    named = {"max_position_embeddings": "context_length", "vocab_size": "vocab_size", "eos_token_id": "eos_token_id"}
+    found = {ours: model[theirs] for ours, theirs in named.items() if theirs in model}
+    return found | ({"head_dim": decoder["head_size"]} if isinstance(decoder, dict) and "head_size" in decoder else {})
+
+
 def choose_variant(folder: Path, name: str | None = None) -> Path:
     """A variant by name, or the best there is: the newest compiled one, else the newest."""
     if folder.is_file():
@@ -459,9 +509,3 @@ def choose_variant(folder: Path, name: str | None = None) -> Path:
         return store.find_model(folder)
     compiled = [v for v in variants if (v.record.get("compiled") or {}).get("library")]
     return (compiled or variants)[-1].path
-
-
-def home_of(path: Path) -> Path:
-    """The folder with the tokenizer of a model file: its own, that of its model, or that of the pipeline around it."""
-    folders = path.absolute().parents[:3]
-    return next((f for f in folders if (f / "tokenizer.json").is_file() or (f / "vocab.json").is_file()), folders[1])

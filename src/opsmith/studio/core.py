@@ -77,7 +77,7 @@ class Wish:
         guidance = self.guidance if self.guidance is not None else models.guidance
         if not 0 <= guidance <= 30:
             raise Wrong("guidance", f"a guidance of {guidance} is not possible", "0 to 30; 1 is none")
-        width, height = self.width or models.native[0], self.height or models.native[1]
+        width, height = (n if n is not None else d for n, d in zip((self.width, self.height), models.native))
         for field, side in (("width", width), ("height", height)):
             if side % 8 or not 8 <= side <= LARGEST:
                 raise Wrong(field, f"{width}x{height} is not possible", f"multiples of 8 up to {LARGEST}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
@@ -121,11 +122,10 @@ class Generation(waiting.Strict):
 def parse_size(text: str | None) -> tuple[int | None, int | None]:
     if text in (None, "", "auto"):
         return None, None
-    try:
-        width, height = (int(part) for part in str(text).split("x"))
-    except ValueError:
-        raise OpsmithError(f"the size {text!r} is not understood", "WIDTHxHEIGHT, such as 96x96, or auto") from None
-    return width, height
+    found = re.fullmatch("([0-9]{1,6})x([0-9]{1,6})", str(text))
+    if found is None:
+        raise OpsmithError(f"the size {str(text)[:40]!r} is not understood", "WIDTHxHEIGHT, such as 96x96, or auto")
+    return int(found[1]), int(found[2])
 
 
 @router.post("/images/generations")

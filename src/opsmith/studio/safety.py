@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hmac
 import ipaddress
@@ -228,12 +229,14 @@ class Guard:
     @staticmethod
     async def _drain(receive: Receive, largest: int) -> None:
         """Read and drop what is still coming, within limits: a client that is cut off while it sends never sees why."""
-        seen, until = 0, time.monotonic() + DRAIN_SECONDS
-        while seen < DRAIN_TIMES * largest and time.monotonic() < until:
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if message["type"] != "http.request" or not message.get("more_body"):
-                return
+        seen = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):  # also for a client that sends nothing more, and waits
+                while seen < DRAIN_TIMES * largest:
+                    message = await receive()
+                    seen += len(message.get("body", b""))
+                    if message["type"] != "http.request" or not message.get("more_body"):
+                        return
 
     def _counted(self, receive: Receive, largest: int) -> Receive:
         """For bodies without a length."""

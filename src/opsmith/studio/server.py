@@ -140,10 +140,8 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(ValidationError)
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError | ValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(p) for p in first["loc"] if p != "body")
-        message = f"{where}: {first['msg']}" if where else str(first["msg"])
-        return JSONResponse(waiting.error_body(message, "invalid_request", where or None), 400)
+        message, where = waiting.what_is_invalid(error.errors())
+        return JSONResponse(waiting.error_body(message, "invalid_request", where), 400)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:

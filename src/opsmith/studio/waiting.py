@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from fastapi import Request
@@ -55,6 +56,23 @@ def error_body(message: str, code: str | None, param: str | None = None, status:
     told = [text and text.encode(errors="backslashreplace").decode() for text in (message, param)]
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": told[0], "type": kind, "param": told[1], "code": code}}
+
+
+def what_is_invalid(errors: Sequence[Any]) -> tuple[str, str | None]:
+    """Pydantic's errors in words, and the field that they are about."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])} at {first['loc'][-1]}", None
+    if tuple(first["loc"]) == ("body",) and first["type"] in ("missing", "model_attributes_type"):
+        return "the body is not a JSON object (send one, with content-type: application/json)", None
+    # Of a field that may be one of several things each has its error; the deepest is about the one that was meant.
+    same = [e for e in errors if e["loc"][: len(first["loc"]) - 1] == first["loc"][:-1]]
+    meant = max(same, key=lambda e: len(e["loc"]))
+    where = ".".join(str(p) for p in meant["loc"] if p != "body" and not _ALTERNATIVE.fullmatch(str(p)))
+    return f"{where}: {meant['msg']}" if where else str(meant["msg"]), where or None
+
+
+_ALTERNATIVE = re.compile(r"str|int|list\[.*\]")  # what pydantic calls the things that a field may be
 
 
 def error_of(job: Job) -> dict[str, Any]:

@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from opsmith import session
+from opsmith import session, store
 from opsmith.batch.rows import Answer, Column, Failed, Traits
 from opsmith.batch.runners.groups import groups
 from opsmith.batch.runners.values import text_of
 from opsmith.errors import OpsmithError
 from opsmith.pipelines import pictures, preprocess
-from opsmith.pipelines.text import home_of
 from opsmith.pipelines.tokenizer import encode, load_tokenizer
 
 Array = np.ndarray[Any, Any]
@@ -46,7 +45,7 @@ class Graph:
         self.session = session.load(path, threads=threads)
         self.specs = {i.name: i for i in self.session.get_inputs()}
         self.reads_text = "input_ids" in self.specs and self.specs.keys() <= TEXT_INPUTS
-        self.tokenizer = load_tokenizer(home_of(path)) if self.reads_text else None
+        self.tokenizer = load_tokenizer(store.home_of(path)) if self.reads_text else None
         self.preprocessor = preprocess.settings_near(path)
         for value in (*self.specs.values(), *self.session.get_outputs()):
             if value.type not in DTYPES:
