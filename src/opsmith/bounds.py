@@ -41,9 +41,8 @@ def _check_text(node: onnx.NodeProto, what: str) -> None:
                 text.decode()
             except UnicodeDecodeError:
                 raise OpsmithError(f"{what}: attribute {attribute.name!r} of a {node.op_type} is not UTF-8") from None
-        if node.op_type == "Einsum" and not _EQUATION.fullmatch(
-            attribute.s
-        ):  # others keep ONNX's inference busy for ever
+        # Other equations keep ONNX's inference busy for ever.
+        if node.op_type == "Einsum" and not _EQUATION.fullmatch(attribute.s):
             raise OpsmithError(f"{what}: {attribute.s.decode()!r} is no equation of an Einsum")
 
 

@@ -32,9 +32,8 @@ def _reduce(node: Node) -> list[Abstract]:
     if x.dtype == DataType.BOOL and node.op not in ("ReduceMax", "ReduceMin"):
         raise Unsupported(f"{node.op} on BOOL stays with ONNX Runtime")
     if x.dtype in INTEGERS and node.op.startswith("ReduceLog"):
-        raise Unsupported(
-            f"{node.op} on integers stays with ONNX Runtime"
-        )  # what the logarithm of 0 becomes is its choice
+        # What the logarithm of 0 becomes is ONNX Runtime's choice.
+        raise Unsupported(f"{node.op} on integers stays with ONNX Runtime")
     axes, every = reduced_axes(node)
     if axes is None:
         return [Abstract(x.dtype, x.dims)]

@@ -39,9 +39,8 @@ class Node:
     opset: int
     given: Given = NOTHING  # sizes that are not negative, because the generated code checks that
     outputs: list[Abstract] = field(default_factory=list)
-    checks: list[tuple[Condition, str]] = field(
-        default_factory=list
-    )  # what must hold at run time, and what to say if not
+    # What must hold at run time, and what to say if not.
+    checks: list[tuple[Condition, str]] = field(default_factory=list)
     spans: list[Size] = field(default_factory=list)  # see `slides_over`
 
     @property

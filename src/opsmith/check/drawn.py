@@ -1,4 +1,4 @@
-"""Which outputs of a model change from run to run, because they depend on random numbers that it draws.
+"""Which outputs of a model it does not answer alike twice: they depend on random numbers that it draws.
 
     x -> Dropout in training -> Relu -> y;  x -> Tanh -> z        y is drawn, z is not
 
@@ -27,7 +27,7 @@ _KNOWN_DOMAINS = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "opsmith"}
 
 
 def draws(node: ir.Node) -> bool:
-    """Whether a node may give other numbers the next time. Any node of an unknown domain may."""
+    """Whether a node may answer otherwise the next time. Of domains that are not known here all may."""
     return node.op_type in _DRAW or node.domain not in _KNOWN_DOMAINS
 
 
@@ -39,7 +39,7 @@ def drawn(
     tolerance: Tolerance,
     threads: int | None,
 ) -> set[str]:
-    """The OUTPUTS of MODEL, which lies at PATH, that change from run to run by more than TOLERANCE."""
+    """Those of the OUTPUTS of MODEL, which lies at PATH, that change from run to run by more than TOLERANCE."""
     bodies = (function.all_nodes() for function in model.functions.values())
     if not any(map(draws, itertools.chain(model.graph.all_nodes(), *bodies))):
         return set()

@@ -173,9 +173,8 @@ class Trial:
         seen = [first]
         alone = (one for each in tries for one in each)
         both = (a | b for one, other in itertools.combinations(tries, 2) for a, b in itertools.product(one, other))
-        for sizes in itertools.chain(
-            alone, both
-        ):  # a state has the batch for an axis, and the sound a length of its own
+        # Both, as a state has the batch for an axis, and the sound a length of its own.
+        for sizes in itertools.chain(alone, both):
             fixed = {**{s: n for s, n in first.items() if s in free}, **sizes}
             dims = _assigned(self.wanted, wishes, fixed)
             if dims is not None and dims not in seen:
@@ -260,8 +259,8 @@ def parse_given(texts: Sequence[str]) -> dict[str, Any]:
 
 def _load(file: str) -> Any:
     try:
-        loaded = np.load(file, allow_pickle=False)
-        return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+        found = np.load(file, allow_pickle=False)
+        return found if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
     except (OSError, ValueError, EOFError) as error:
         raise OpsmithError(f"{file} is not a readable numpy file: {error}") from error
 

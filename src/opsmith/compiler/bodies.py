@@ -22,8 +22,8 @@ Body = Callable[[ir.Node, list["Abstract | None"], int], "str | None"]
 def batch_normalization(node: ir.Node, inputs: list[Abstract | None], opset: int) -> str | None:
     """y = x * k + (bias - mean * k) with k = scale / sqrt(var + epsilon), per channel"""
     x = inputs[0]
-    known = [i for i in inputs[:5] if i is not None]
-    if x is None or len(known) != 5 or len({i.dtype for i in known}) != 1 or x.rank < 2:
+    operands = [i for i in inputs[:5] if i is not None]
+    if x is None or len(operands) != 5 or len({i.dtype for i in operands}) != 1 or x.rank < 2:
         return None
     if attribute(node, "training_mode", 0) and opset >= 18:
         return _training(node, x.rank)

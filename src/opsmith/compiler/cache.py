@@ -178,8 +178,8 @@ def appends_rows(node: ir.Node) -> bool:
     """Concat(input, new) along axis 2 of 4 that leaves the model."""
     if node.op_type != "Concat" or node.domain not in ONNX or len(node.inputs) != 2:
         return False
-    past, out = node.inputs[0], node.outputs[0]
-    if past is None or not past.is_graph_input() or past.is_initializer() or not out.is_graph_output():
+    past, present = node.inputs[0], node.outputs[0]
+    if past is None or not past.is_graph_input() or past.is_initializer() or not present.is_graph_output():
         return False
     return past.shape is not None and len(past.shape) == 4 and node.attributes.get_int("axis", 0) in (2, -2)
 

@@ -58,9 +58,8 @@ def chooser(wanted: str, source: Source) -> Callable[[ir.Node], bool]:
             raise OpsmithError(f"no node or function matches {pattern!r}", "`opsmith inspect` shows the operators")
 
     def chosen(node: ir.Node) -> bool:
-        known = names.get(
-            node.name or "", {node.name or "", node.op_type}
-        )  # inside a body: by its own name and operator
-        return any(fnmatch.fnmatchcase(name, pattern) for name in known for pattern in patterns)
+        name = node.name or ""
+        called = names.get(name, {name, node.op_type})  # inside a body: by its own name and operator
+        return any(fnmatch.fnmatchcase(each, pattern) for each in called for pattern in patterns)
 
     return chosen

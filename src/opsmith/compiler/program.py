@@ -252,9 +252,8 @@ class Call:
     notes: tuple[str, ...] = ()  # algorithm choices, for opsmith.json
     loops: tuple[tuple[str, Size], ...] = ()  # the call runs for each value of these names, outermost first
     tunable: Tunable | None = None
-    binds: Size | None = (
-        None  # a size that only this call knows: what the kernel returns; only outputs of the region have it
-    )
+    # A size that only this call knows: what the kernel returns. Only outputs of the region have it.
+    binds: Size | None = None
     precision: Precision | None = None  # of a product
 
     @property

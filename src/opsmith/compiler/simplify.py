@@ -41,11 +41,11 @@ def inline(model: ir.Model) -> None:
     """Functions become their bodies; those of our own that have a kernel stay."""
     if not model.functions:
         return
-    known = {key for key in (*INFER, *ops.TABLE) if key[0] == "opsmith"}
+    with_kernel = {key for key in (*INFER, *ops.TABLE) if key[0] == "opsmith"}
     calls = {v.name: n.name or v.name for n in model.graph for v in n.outputs if n.op_identifier() in model.functions}
     own = {node.name for node in model.graph}
     try:
-        common.InlinePass(criteria=lambda f: (f.domain, f.name) not in known)(model)
+        common.InlinePass(criteria=lambda f: (f.domain, f.name) not in with_kernel)(model)
     except Exception as error:
         raise OpsmithError(f"its functions cannot be inlined: {' '.join(str(error).split())[:300]}") from error
     name_after_calls(model.graph, calls, own)

@@ -117,9 +117,9 @@ def _lowered(parts: Sequence[Region], pieces: Cut, target: Target, values: Value
     """The parts that can be compared, each with its program."""
     compiled: list[tuple[Region, Program]] = []
     for part in parts:
-        known = all((v.name or "") in values for v in (*part.inputs, *part.outputs))
+        computed = all((v.name or "") in values for v in (*part.inputs, *part.outputs))
         try:
-            if known and part.outputs:
+            if computed and part.outputs:
                 compiled.append((part, lower(part, pieces.source, pieces.source.scopes[0].analysis.facts, target)))
         except GoesBack:
             continue  # shape arithmetic, which has no program of its own

@@ -34,9 +34,8 @@ class Removal:
     """Units of one group in the order in which to remove them, and what each step costs."""
 
     steps: list[Array]  # unit numbers of each step
-    costs: list[
-        float
-    ]  # squared error that the step adds, over the square of the whole output: comparable between layers
+    # Squared error that each step adds, over the square of the whole output: comparable between layers.
+    costs: list[float]
 
 
 def collect(path: Path, groups: Sequence[Group], feeds: Sequence[Feed], threads: int | None) -> list[Array]:

@@ -90,7 +90,7 @@ def read_blocks(raw: Array, kind: str) -> Blocks:
     else:
         q = np.concatenate(
             [q & 15, q >> 4], axis=2
-        )  # the first half of a block in the low bits, the second in the high ones
+        )  # a block's first half is in the low bits, its second in the high ones
     if kind == "Q4_1":
         flat = scales == 0  # all weights are the smallest one: (0 - -1) * smallest
         q = np.where(flat[:, :, None], np.uint8(0), q)

@@ -63,9 +63,7 @@ class Region:
     outputs: Mapping[ir.Value, int]  # value -> its place among the region's outputs
     algorithms: Mapping[ir.Node, str] = field(default_factory=dict)  # convolution -> the kernel planned for it
     upsamples: Mapping[ir.Value, tuple[ir.Value, int]] = field(default_factory=dict)  # enlarged image -> source, factor
-    places: Mapping[ir.Value, Place] = field(
-        default_factory=dict
-    )  # values that may be written where a Concat wants them
+    places: Mapping[ir.Value, Place] = field(default_factory=dict)  # value -> where a Concat wants it written
     precisions: Mapping[ir.Node, Precision] = field(default_factory=dict)  # products that do not run in fp32
     narrow: Mapping[ir.Value, ir.DataType] = field(default_factory=dict)  # fp32 values that are stored in another type
 

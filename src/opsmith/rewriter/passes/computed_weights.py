@@ -55,8 +55,8 @@ def fold_computed_weights(model: ir.Model) -> None:
 
 def _foldable(node: ir.Node, computed: set[ir.Value]) -> int | None:
     """The size of what the node makes of constants alone; None if it is to stay a node."""
-    known = is_op(node, "ConstantOfShape", *ARITHMETIC) or (is_op(node, *LAYOUT) and node.inputs[0] in computed)
-    if not known or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
+    foldable = is_op(node, "ConstantOfShape", *ARITHMETIC) or (is_op(node, *LAYOUT) and node.inputs[0] in computed)
+    if not foldable or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
         return None
     made = node.outputs[0]
     if made.dtype not in _FLOATS or made.shape is None or not all(isinstance(d, int) for d in made.shape):

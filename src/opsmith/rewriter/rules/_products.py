@@ -19,14 +19,14 @@ def finish_product(site: Site, value: ir.Value, x: ir.Value, constant: float) ->
         site.need(len(users) == 1, f"{name_of(current)} is read by {len(users)} nodes, expected one")
         user = users[0]
         site.need(is_op(user, "Mul", "Div"), f"expected Mul, found {user.op_type}", user)
-        found, others, nodes = factors(user.outputs[0], stop=value, keep=x)
+        factor, others, nodes = factors(user.outputs[0], stop=value, keep=x)
         site.take(*nodes)
         site.need(value in others, f"{name_of(value)} is a divisor", user)
         rest = [o for o in others if o is not value]
         site.need(all(o is x for o in rest), f"{name_of(value)} is multiplied by another value than x", user)
         site.need(len(rest) <= 1 and len(others) - len(rest) == 1, "a factor appears twice", user)
         current = user.outputs[0]
-        if rest and is_close(found, constant, value.dtype):
+        if rest and is_close(factor, constant, value.dtype):
             return current
 
 

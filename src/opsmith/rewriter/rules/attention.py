@@ -201,7 +201,7 @@ def _value_operand(
     site: Site, node: ir.Node, probabilities: ir.Value, scores: Scores
 ) -> tuple[ir.Value, list[int] | None]:
     """v as (batch..., T, Dv), and how the result (batch..., S, Dv) must be transposed, if at all."""
-    left, right, out = _letters(site, node)
+    left, right, result = _letters(site, node)
     p_letters, v_letters, v = left, right, node.inputs[1]
     if node.inputs[0] is not probabilities:
         site.need(is_op(node, "Einsum"), "the probabilities are the second operand of MatMul", node)
@@ -213,12 +213,12 @@ def _value_operand(
         len(batch) <= 2
         and len(depth) == 1
         and sorted(v_letters) == sorted(batch + key + depth)
-        and sorted(out) == sorted(batch + query + depth)
+        and sorted(result) == sorted(batch + query + depth)
     )
     site.need(well_formed, "this contraction is not probabilities times v", node)
     v = _arranged(site, v, v_letters, batch + key + depth, scores.heads if len(batch) == 1 else None)
     made = batch + query + depth
-    return v, None if made == out else [made.index(c) for c in out]
+    return v, None if made == result else [made.index(c) for c in result]
 
 
 def _without_repetition(k: ir.Value, v: ir.Value) -> tuple[ir.Value, ir.Value]:

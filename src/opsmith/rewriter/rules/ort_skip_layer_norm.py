@@ -25,8 +25,8 @@ def ort_skip_layer_norm(site: Site) -> None:
     site.need(rank_of(x) == 3 and x.dtype == ir.DataType.FLOAT, "x is not float32 (B,S,D)")
     y, total = site.root.outputs
     epsilon = float(attribute(site.root, "epsilon"))
-    results = site.op(
+    new_y, _mean, _inverse_deviation, new_total = site.op(
         "SkipLayerNormalization", *site.root.inputs, domain="com.microsoft", outputs=4, epsilon=epsilon
-    )  # y, mean, inverse deviation, sum
-    site.replace(y, results[0])
-    site.replace(total, results[3])
+    )
+    site.replace(y, new_y)
+    site.replace(total, new_total)
