@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from opsmith import machine, settings, starter
 from opsmith._version import __version__
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, no_such
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +181,7 @@ def clean_cache(kind: str = "all") -> CacheInfo:
     """Remove KIND (a key of CACHE_KINDS, or all) from the cache and say what it was. Only Opsmith's own entries go, links
     are not followed."""
     if kind != "all" and kind not in settings.CACHE_KINDS:
-        raise OpsmithError(f"the cache has no {kind!r}", f"clean all, {', '.join(settings.CACHE_KINDS)}")
+        raise no_such("kind of cached files", kind, ("all", *settings.CACHE_KINDS))
     path = settings.get().cache
     info = cache_info(path) if kind == "all" else _kind_info(path, kind)
     if path.is_symlink() or (path.exists() and not path.is_dir()):
