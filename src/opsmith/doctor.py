@@ -36,7 +36,7 @@ class CacheInfo:
     size: int
 
     def __str__(self) -> str:
-        return f"{self.files} files, {self.size / 1e6:.1f} MB"
+        return f"{self.files} {'file' if self.files == 1 else 'files'}, {self.size / 1e6:.1f} MB"
 
 
 # extra -> the packages it brings and what they are for
