@@ -58,7 +58,7 @@ def test_clean_removes_one_kind_and_says_how_much(cache: Path) -> None:
     for name in ("objects", "tuning", "studio"):
         (settings.cache_folder(name) / "file").write_bytes(b"x" * 100_000)
     shown = {f.name: f.value for f in doctor() if f.topic == "cache"}
-    assert shown["kernels"].startswith("1 files, 0.1 MB") and "--clean kernels" in shown["kernels"]
+    assert shown["kernels"].startswith("1 file, 0.1 MB") and "--clean kernels" in shown["kernels"]
     assert clean_cache("kernels").size == 100_000
     assert not (cache / "objects").exists() and (cache / "tuning" / "file").exists() and (cache / "studio").exists()
     with pytest.raises(OpsmithError, match="kernels, tuning, pipelines, figures"):

@@ -479,6 +479,13 @@ def test_a_failing_write_leaves_nothing_behind(tmp_path: Path) -> None:
     assert everything(tmp_path) == []
 
 
+def test_a_place_that_cannot_be_written_is_named_as_the_user_wrote_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = pytest.raises(OpsmithError, match=r"/file/out\.onnx cannot be written: .* \(choose another place\)$")
+    with said, store.new_variant(tmp_path / "file" / "out.onnx", verb="test"):
+        pass
+
+
 def test_a_failing_write_leaves_the_old_variant_as_it_was(tmp_path: Path) -> None:
     dest = tmp_path / "m" / "v"
     with store.new_variant(dest, verb="first") as draft:

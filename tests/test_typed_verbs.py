@@ -97,6 +97,13 @@ def test_every_verb_is_called_here() -> None:
     assert {*CALLS, "NotTheSame", "OpsmithError", "__version__"} == set(opsmith.__all__)
 
 
+def test_a_console_completes_the_verbs_and_tells_the_nearest_one() -> None:
+    assert set(opsmith.__all__) <= set(dir(opsmith))
+    script = "import opsmith; opsmith.inspct"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "Did you mean: 'inspect'?" in done.stderr
+
+
 def test_what_a_type_checker_sees_is_what_is_imported_lazily() -> None:
     tree = ast.parse((ROOT / "src/opsmith/__init__.py").read_text())
     (branch,) = (node for node in tree.body if isinstance(node, ast.If))

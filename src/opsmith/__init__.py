@@ -7,6 +7,7 @@ first used, so that `import opsmith` stays cheap and never pulls in torch.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 from opsmith._version import __version__
@@ -75,4 +76,8 @@ else:
     def __getattr__(name):
         if name in _LAZY:
             return getattr(importlib.import_module(_LAZY[name]), name)
-        raise AttributeError(f"module 'opsmith' has no attribute {name!r}")
+        # With the module, Python adds the nearest name.
+        raise AttributeError(f"module 'opsmith' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+
+    def __dir__():  # what a console and a notebook complete
+        return [*{*globals(), *__all__}]

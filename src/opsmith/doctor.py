@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from opsmith import machine, settings, starter
 from opsmith._version import __version__
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, no_such
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class CacheInfo:
     size: int
 
     def __str__(self) -> str:
-        return f"{self.files} files, {self.size / 1e6:.1f} MB"
+        return f"{self.files} {'file' if self.files == 1 else 'files'}, {self.size / 1e6:.1f} MB"
 
 
 # extra -> the packages it brings and what they are for
@@ -181,7 +181,7 @@ def clean_cache(kind: str = "all") -> CacheInfo:
     """Remove KIND (a key of CACHE_KINDS, or all) from the cache and say what it was. Only Opsmith's own entries go, links
     are not followed."""
     if kind != "all" and kind not in settings.CACHE_KINDS:
-        raise OpsmithError(f"the cache has no {kind!r}", f"clean all, {', '.join(settings.CACHE_KINDS)}")
+        raise no_such("kind of cached files", kind, ("all", *settings.CACHE_KINDS))
     path = settings.get().cache
     info = cache_info(path) if kind == "all" else _kind_info(path, kind)
     if path.is_symlink() or (path.exists() and not path.is_dir()):

@@ -11,7 +11,6 @@ compiler = "clang++"           # OPSMITH_COMPILER  instead of the first of g++, 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import tomllib
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from typing import Any
 
 import platformdirs
 
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, near
 
 PRECISIONS = ("fp32", "bf16", "int8", "auto")  # compiler/precision.py says what they mean
 
@@ -145,7 +144,8 @@ def _from_environment() -> dict[str, str]:
         key = name.removeprefix("OPSMITH_").lower()
         if key not in _KEYS:
             known = [f"OPSMITH_{k.upper()}" for k in _KEYS]
-            raise OpsmithError(f"unknown environment variable {name}", _nearest(name, known))
+            hint = f"{near(name, known, 0.0)}known: {', '.join(known)}"
+            raise OpsmithError(f"unknown environment variable {name}", hint)
         values[key] = value
     return values
 
@@ -165,10 +165,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise OpsmithError(f"{path} is not valid TOML: {error}") from error
     for key in values:
         if key not in _KEYS:
-            raise OpsmithError(f"{path}: unknown key {key!r}", _nearest(key, list(_KEYS)))
+            raise OpsmithError(
+                f"{path}: unknown key {key!r}", f"{near(key, list(_KEYS), 0.0)}known: {', '.join(_KEYS)}"
+            )
     return values
-
-
-def _nearest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.0)
-    return f"did you mean {close[0]}? known: {', '.join(known)}"

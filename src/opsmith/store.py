@@ -372,13 +372,16 @@ def new_variant(
     if not overwrite:
         _refuse_other_origin(target, parent)
     created_from = next(p for p in (home.absolute(), *home.absolute().parents) if p.exists())
-    home.parent.mkdir(parents=True, exist_ok=True)
     absolute = target.absolute()
     name = target.name if plain else f"{absolute.parent.name}_{absolute.name}.onnx"
     # Beside the target, so that the move at the end is a rename within one file system.
     beside = home.absolute() if plain and home.exists() else home.absolute().parent
-    sweep(beside)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{absolute.name}.{os.getpid()}.", suffix=".tmp", dir=beside))
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        sweep(beside)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{absolute.name}.{os.getpid()}.", suffix=".tmp", dir=beside))
+    except OSError as error:  # it names a folder that the user has never heard of
+        raise OpsmithError(f"{target} cannot be written: {error.strerror or error}", "choose another place") from error
     temporary.chmod(0o755)
     started = time.monotonic()
     try:

@@ -171,6 +171,8 @@ def test_inputs_on_the_command_line(tmp_path: Path) -> None:
     for bad in ("sr", "=1", "sr=", "sr=abc", "missing.npz", "x=__import__('os')"):
         with pytest.raises(OpsmithError):
             parse_given([bad])
+    with pytest.raises(OpsmithError, match=r"^missing\.npz does not exist$"):
+        parse_given(["missing.npz"])
 
 
 def test_a_given_value_takes_the_type_and_shape_of_its_input() -> None:

@@ -47,11 +47,42 @@ def test_the_help_of_a_group_shows_an_example_of_each_of_its_commands(capfd: pyt
 
 
 @pytest.mark.parametrize(
-    "args", [["hammer"], ["verify"], ["verify", "a", "b", "--rtol", "loose"], ["inspect", "--hot"]]
+    ("line", "said"),
+    [
+        ("inspct m.onnx", "there is no command 'inspct' (did you mean inspect? `opsmith --help` lists them)"),
+        ("score txt", "there is no command 'txt' (did you mean text? `opsmith score --help` lists them)"),
+        ("verify", "A is missing (opsmith verify A [B]; `opsmith verify --help`)"),
+        ("score text m.onnx", "--text is missing (opsmith score text MODELS...; `opsmith score text --help`)"),
+        ("verify a b --rtol loose", "--rtol is a number (`opsmith verify --help`)"),
+        ("compile a --search 5", "--search is a whole number from 0 to 2 (`opsmith compile --help`)"),
+        ("profile a --nodes -1", "--nodes is a whole number, 0 or more (`opsmith profile --help`)"),
+        (
+            "inspect a --sahpe x",
+            "there is no option --sahpe (did you mean --shape? `opsmith inspect --help` lists them)",
+        ),
+        (
+            "export a b --exporter fx",
+            "--exporter: 'fx' is not one of 'dynamo', 'torchscript' (`opsmith export --help`)",
+        ),
+        ("inspect -m.onnx", "-m.onnx begins with a dash, as options do (write ./-m.onnx)"),
+    ],
 )
-def test_wrong_usage_exits_with_2(args: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capfd, *args)
-    assert code == 2 and "Traceback" not in err
+def test_wrong_usage_is_one_line_that_says_what_to_do(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("-m.onnx").touch()
+    assert run(capfd, *line.split()) == (2, "", f"opsmith: error: {said}\n")
+
+
+def test_help_names_what_is_needed_without_braces_and_defaults_without_parentheses(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["compile", "--help"])
+    out = capsys.readouterr().out
+    assert "opsmith compile [OPTIONS] SRC [DEST]" in out
+    assert "[default: fp32]" in out and "default: (" not in out
 
 
 def test_quiet_leaves_the_result(model: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -245,6 +245,13 @@ def test_compiling_what_is_compiled_says_so(folder: Path, capfd: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
+    ("steps", "pictures", "words"), [(1, 1, "1 step"), (2, 1, "2 steps"), (4, 2, "4 steps for 2 pictures")]
+)
+def test_one_step_is_not_several(steps: int, pictures: int, words: str) -> None:
+    assert imagine._steps({"step_seconds": [1.0] * steps, "pictures": ["p"] * pictures}) == words
+
+
+@pytest.mark.parametrize(
     ("done", "n", "batch", "words"),
     [
         (1, 1, 1, "step 1 of 4"),

@@ -83,7 +83,10 @@ def test_imagine(options: list[str], words: str, folder: Path, capfd: pytest.Cap
         (["--box", "1,1,9,9", "-c", "dance"], "understood are: make it blue"),
         (["--box", "1,1,9,9", "-c", "replace it with a pear", "--model", "no_unet"], "no_unet has no unet"),
         (["--box", "1,1,9,9", "-c", "replace it with a pear", "--model", "no_vae_encoder"], "has no vae_encoder"),
-        (["--box", "1,1,9,9", "-c", "remove it", "--fill", "wild"], "'wild' is unknown (painted or smooth)"),
+        (
+            ["--box", "1,1,9,9", "-c", "remove it", "--fill", "wild"],
+            "there is no filling 'wild' (known: painted, smooth)",
+        ),
         (["--box", "1,1,9,9", "-c", "remove it", "--steps", "0"], "0 steps"),
         (["--box", "1,1,90,9", "-c", "blur it"], "does not lie in the picture of 32x32"),
         (["--box", "1,1,9,9", "-c", "blur it", "--out", "o.gif"], "does not end in .png"),

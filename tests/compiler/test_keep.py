@@ -40,8 +40,11 @@ def test_a_busy_timing_is_taken_again_a_bounded_number_of_times(busy: int, asked
 
 def test_a_remark_says_how_often_and_how_it_ended() -> None:
     assert keep.remark(keep.Timing(1, 1, 1, busy=False)) is None
-    assert "2 times, until it was not" in (keep.remark(keep.Timing(1, 1, 1, busy=False, taken=2)) or "")
-    assert "3 times, and still was" in (keep.remark(keep.Timing(1, 1, 1, busy=True, taken=3)) or "")
+    ended = "measured 2 times, until other programs were out of the way"
+    assert ended in (keep.remark(keep.Timing(1, 1, 1, busy=False, taken=2)) or "")
+    assert "3 times, and other programs were in the way each time" in (
+        keep.remark(keep.Timing(1, 1, 1, busy=True, taken=3)) or ""
+    )
 
 
 def test_a_decision_that_stayed_busy_is_marked_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

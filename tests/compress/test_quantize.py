@@ -211,6 +211,11 @@ def test_an_excluded_layer_stays(tmp_path):
     assert len(result.left) == 4 and result.quantized == 5
 
 
+def test_a_pattern_that_no_name_fits_is_told(tmp_path):
+    result = quantize(models.tiny_variant("gpt2"), tmp_path / "m" / "q", exclude=["nowhere*"], threads=1)
+    assert result.left == ("nothing by --exclude nowhere*: no node or weight has such a name",)
+
+
 @pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
 @pytest.mark.parametrize("method", ["weight-only", "dynamic", "static"])
 def test_the_ends_and_the_time_embedding_of_a_unet_stay_in_full_precision(tmp_path, method, exporter):
@@ -309,11 +314,11 @@ def test_what_follows_an_operator_that_onnx_does_not_know_is_quantized(tmp_path,
     assert result.quantized == 2 and result.quality.cosine > 0.99
 
 
-@pytest.mark.parametrize("method", ["fp16", "weight-only"])
+@pytest.mark.parametrize("method", ["fp16", "int4"])
 def test_an_export_goes_on_to_the_compiler_when_it_is_quantized(tmp_path, method):
     """The stored outputs are the smaller model's own, so that verify and compile hold it to what it computes."""
     source = models.tiny_variant("stable-diffusion", part="text_encoder")
-    quantize(source, tmp_path / "m" / "small", method=method, bits=4, threads=1)
+    quantize(source, tmp_path / "m" / "small", method=method, threads=1)
     assert opsmith.verify(tmp_path / "m" / "small").ok
     assert not opsmith.verify(source, tmp_path / "m" / "small", rtol=1e-6, atol=1e-7).ok
     opsmith.compile(tmp_path / "m" / "small", tmp_path / "m" / "compiled", regions="all")
@@ -332,6 +337,10 @@ def test_a_compiled_int4_model_computes_what_ort_does(tmp_path):
         ({"bits": 3}, "bits 3"),
         ({"block": 48}, "block 48"),
         ({"method": "magic"}, "method 'magic'"),
+        ({"method": "int9"}, "there is no method 'int9' .did you mean int8. known: int8, int4, weight-only"),
+        ({"method": "int8", "bits": 4}, "--method int8 has 8 bits, not 4"),
+        ({"method": "fp16", "bits": 4}, "--bits is for --method weight-only, and the method is fp16"),
+        ({"method": "dynamic", "ranges": "entropy"}, "--ranges is for --method static"),
         ({"max_error": -1.0}, "makes no sense"),
         ({"calibration": "absent.npz"}, "does not exist"),
     ],

@@ -79,7 +79,7 @@ def test_importing_the_verb_does_not_import_torch() -> None:
 
 
 def test_unknown_exporter_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OpsmithError, match=r"unknown exporter 'fx' \(known: dynamo, torchscript\)"):
+    with pytest.raises(OpsmithError, match=r"there is no exporter 'fx' \(known: dynamo, torchscript\)"):
         opsmith.export(models.tiny_source("bert"), tmp_path / "out", exporter="fx")
 
 

@@ -179,10 +179,11 @@ def test_wrong_use_is_one_clear_line(block, tmp_path, capsys):
     for arguments, complaint in (
         ([], "exactly one of"),
         (["--function", "Silu", "--nodes", "up"], "exactly one of"),
-        (["--function", "Gelu"], "no function or operator 'Gelu' (its functions are opsmith.Silu)"),
+        (["--function", "Gelu"], "no function or operator 'Gelu' (its functions are opsmith.Silu, its operators "),
+        (["--function", "MatMull"], "(did you mean MatMul? its functions are"),
         (["--nodes", "down..up"], "no way leads from 'down' to 'up'"),
         (["--nodes", "upp..down"], "no node 'upp' (did you mean 'up'?)"),
-        (["--pattern", "nonsense"], "unknown rule 'nonsense'"),
+        (["--pattern", "nonsense"], "there is no rule 'nonsense'"),
         (["--function", "Silu", "--max", "0"], "--max must be at least 1"),
     ):
         with pytest.raises(SystemExit) as ended:

@@ -64,6 +64,16 @@ def test_figures_that_are_missing_leave_the_page_whole(made):
     assert "not written by Opsmith" in text
 
 
+def test_commands_in_notes_are_set_as_code_and_one_variant_alone_agrees_with_nobody(made):
+    data = json.loads(json.dumps(made[1]))
+    data["bench"]["notes"] = ["<b> unknown: run `opsmith bench --machine` once"]
+    text = page(data)
+    assert '<p class="note">&lt;b&gt; unknown: run <code>opsmith bench --machine</code> once</p>' in text
+    assert "all variants agree" in text and "<summary>all " in text
+    data["bench"]["entries"] = data["bench"]["entries"][:1]
+    assert "all variants agree" not in page(data)
+
+
 def test_single_variant_and_wrong_use(tmp_path, capsys, monkeypatch):
     folder = save(mlp(16, 1), tmp_path / "net" / "only")
     for arguments, complaint in (

@@ -145,7 +145,7 @@ def test_the_choice_of_a_filling_is_visible(tmp_path: Path) -> None:
     for change, fill in ((remove, "painted"), (grammar.parse("replace it with a pear"), None)):
         with pytest.raises(OpsmithError, match="no vae_encoder"):
             edit.painter(change, opener(blind), fill)
-    with pytest.raises(OpsmithError, match="'wild' is unknown"):
+    with pytest.raises(OpsmithError, match="there is no filling 'wild'"):
         edit.painter(remove, opener(blind), "wild")
     assert edit.painter(grammar.parse("blur it"), opener("nowhere")) == (None, "")
 

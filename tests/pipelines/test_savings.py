@@ -171,7 +171,7 @@ def test_a_unet_without_borders_runs_whole_and_says_why(tmp_path: Path) -> None:
     twisted.graph.node.insert(0, helper.make_node("Relu", ["out"], ["unused"]))
     with pytest.raises(OpsmithError, match="order"):
         cut.plan(twisted)
-    with pytest.raises(OpsmithError, match="savings 'some' are unknown"):
+    with pytest.raises(OpsmithError, match="no choice of savings 'some'"):
         DiffusionApp(models.tiny_pipeline("dynamo"), savings="some")
 
 

@@ -132,13 +132,13 @@ def test_quantiles_of_the_beta_distribution(p):
 
 
 def test_what_is_not_known_is_said():
-    with pytest.raises(OpsmithError, match="sigmas 'wavy' are unknown"):
+    with pytest.raises(OpsmithError, match="no spacing of sigmas 'wavy'"):
         make_scheduler({"_class_name": "EulerDiscreteScheduler"}, 10, sigmas="wavy")
     with pytest.raises(OpsmithError, match="ddim has no sigmas"):
         make_scheduler({"_class_name": "DDIMScheduler"}, 10, sigmas="karras")
     with pytest.raises(OpsmithError, match="eta is a setting of ddim"):
         make_scheduler({"_class_name": "EulerDiscreteScheduler"}, 10, eta=0.5)
-    with pytest.raises(OpsmithError, match="is unknown"):
+    with pytest.raises(OpsmithError, match="there is no scheduler"):
         make_scheduler({"_class_name": "MagicScheduler"}, 10)
     with pytest.raises(OpsmithError, match="0 steps"):
         make_scheduler({"_class_name": "DDIMScheduler"}, 0)

@@ -63,5 +63,5 @@ def test_tiles_are_used_by_themselves_where_the_whole_does_not_fit() -> None:
     app.canvas.tiles = "off"
     with pytest.raises(TooLarge):
         app.generate("a frog", steps=2, width=192, height=96)
-    with pytest.raises(OpsmithError, match="tiles 'some' are unknown"):
+    with pytest.raises(OpsmithError, match="no choice of tiles 'some'"):
         DiffusionApp(starter.folder("pictures"), tiles="some")

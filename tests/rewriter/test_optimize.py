@@ -160,9 +160,9 @@ def test_explain_names_the_node_where_it_stopped(tmp_path: Path, capsys: pytest.
     ("args", "message"),
     [
         (["--level", "7"], "there is no level 7"),
-        (["--target", "tpu"], "unknown target 'tpu'"),
-        (["--only", "gellu"], "unknown rule 'gellu'"),
-        (["--explain", "gellu"], "unknown rule 'gellu'"),
+        (["--target", "tpu"], "there is no target 'tpu' ("),
+        (["--only", "gellu"], "there is no rule 'gellu' (did you mean gelu? known: "),
+        (["--explain", "gellu"], "there is no rule 'gellu'"),
         (["--rules", "absent.py"], "does not exist"),
     ],
 )

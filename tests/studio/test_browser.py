@@ -356,7 +356,7 @@ def test_a_model_is_added_by_its_folder_and_used(open_page: Open, tmp_path: Path
 def test_a_bad_upload_says_why_and_a_good_one_works(open_page: Open) -> None:
     page = open_page()
     page.set_input_files("#file", {"name": "../../x.png", "mimeType": "image/png", "buffer": b"no picture at all"})
-    expect(page.locator("#file-problem")).to_contain_text("the file is not a readable picture")
+    expect(page.locator("#file-problem")).to_contain_text("The file is not a readable picture")
     good = io.BytesIO()
     Image.fromarray(np.full((60, 80, 3), (10, 200, 30), np.uint8)).save(good, "PNG")
     page.set_input_files("#file", {"name": "good.png", "mimeType": "image/png", "buffer": good.getvalue()})
@@ -379,6 +379,51 @@ def test_two_browsers_at_once_wait_for_each_other(open_page: Open, hold: Hold) -
     finished(two, 1)
     expect(two.locator("#caption")).to_have_text("a green frog")
     assert one.locator(".thumb").count() == 1  # each has a gallery of its own
+
+
+def test_while_a_picture_is_made_the_stage_speaks_of_that_one_and_any_other_can_be_looked_at(
+    open_page: Open, hold: Hold
+) -> None:
+    page = open_page()
+    expect(page.locator("#no-pictures")).to_be_visible()
+    expect(page.locator("#no-stage")).to_be_visible()
+    make(page, "a red apple")
+    finished(page, 1)
+    expect(page.locator("#no-pictures")).to_be_hidden()
+    expect(page.locator("#no-stage")).to_be_hidden()
+    hold.at(3)
+    make(page, "a green frog", steps=8)
+    hold.reached()
+    expect(page.locator("#shown.preview")).to_be_visible()
+    expect(page.locator("#caption")).to_have_text("a green frog")
+    expect(page.locator("#save")).to_be_hidden()  # it would save the apple
+    page.locator(".thumb:not(.pending)").click()
+    expect(page.locator("#caption")).to_have_text("a red apple")
+    expect(page.locator("#progress")).to_be_hidden()
+    expect(page.locator("#overlay")).to_be_visible()
+    hold.release()
+    finished(page, 2)
+    expect(page.locator("#caption")).to_have_text("a red apple")  # the frog does not take its place
+    expect(page.locator("#save")).to_be_visible()
+
+
+def test_a_selection_leaves_the_colours_of_what_is_selected_as_they_are(open_page: Open) -> None:
+    page = open_page()
+    make(page, "a red apple")
+    finished(page, 1)
+    page.click("#all")
+    inside = "document.getElementById('overlay').getContext('2d').getImageData(48, 48, 1, 1).data[3]"
+    assert page.evaluate(inside) == 0
+
+
+def test_the_picture_is_brought_into_view_when_the_button_stands_far_below_it(open_page: Open) -> None:
+    page = open_page(height=500)
+    page.fill("#prompt", "a red apple")
+    page.evaluate("document.getElementById('settings').open = true")
+    page.fill("#steps", "2")
+    page.locator("#negative").press("Enter")
+    finished(page, 1)
+    assert page.evaluate("document.getElementById('board').getBoundingClientRect().top") >= -1
 
 
 def test_nothing_can_be_selected_before_the_picture_has_arrived(open_page: Open) -> None:

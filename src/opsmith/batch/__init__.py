@@ -34,7 +34,7 @@ from opsmith.batch.sources import open_source
 from opsmith.batch.sources.spool import spool
 from opsmith.batch.work import Task
 from opsmith.batch.worker import Process
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, no_such
 
 ENGINES = ("local", "ray")
 
@@ -99,7 +99,7 @@ def map(
         if number is not None and number < 1:
             raise OpsmithError(f"{name} {number} is not possible", "1 or more")
     if engine not in ENGINES:
-        raise OpsmithError(f"there is no engine {engine!r}", " or ".join(ENGINES))
+        raise no_such("engine", engine, ENGINES)
     if address is not None and engine != "ray":
         raise OpsmithError("an address is for the ray engine", "--engine ray")
     wishes = Wishes(processes, threads, batch)

@@ -261,6 +261,8 @@ def _load(file: str) -> Any:
     try:
         found = np.load(file, allow_pickle=False)
         return found if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+    except FileNotFoundError:
+        raise OpsmithError(f"{file} does not exist") from None
     except (OSError, ValueError, EOFError) as error:
         raise OpsmithError(f"{file} is not a readable numpy file: {error}") from error
 

@@ -36,7 +36,7 @@ from opsmith.check.inputs import Array, Dims, Fixed
 from opsmith.check.next_token import NextToken, compare_logits, together
 from opsmith.check.spool import keep, keep_all
 from opsmith.check.values import free_floats, random_inputs
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, no_such
 from opsmith.plain import Shown
 
 # Beside random ones, on the smallest of their shapes: float inputs that norms, quantizers and exponentials find hard.
@@ -184,7 +184,7 @@ def _refuse_bad_options(
     if bisect and provider is not None:
         raise OpsmithError("bisect needs the values inside the model, which the execution provider does not show")
     if precision != "fp32" and precision not in BOUNDS:
-        raise OpsmithError(f"unknown precision {precision!r}", f"known: {', '.join(('fp32', *BOUNDS))}")
+        raise no_such("precision", precision, ("fp32", *BOUNDS))
     for name, value in (("rtol", rtol), ("atol", atol)):
         if value is not None and not value >= 0:
             raise OpsmithError(f"{name} must be zero or more, not {value}")

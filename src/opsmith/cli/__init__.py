@@ -26,10 +26,10 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from opsmith import settings
 from opsmith._version import __version__
-from opsmith.cli import console
+from opsmith.cli import console, usage
 from opsmith.errors import OpsmithError
 
-_HELPERS = {"console", "options"}
+_HELPERS = {"console", "options", "usage"}
 EXAMPLES = (
     "opsmith demo",
     "opsmith compile model.onnx fast.onnx",
@@ -50,13 +50,19 @@ def _version(value: bool) -> None:
 
 def _without_types(params: list[Any]) -> list[Any]:
     """A flag takes no value; some versions of typer write <bool> behind it. They also write <str> or <list[Path]> behind an
-    argument, whose description says what it is."""
+    argument, whose description says what it is, and {} around one in the line of usage."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
         elif param.param_type_name == "argument":
             param.display_type_rich = lambda ctx: None
+            param.get_usage_pieces = functools.partial(_usage_pieces, param)
     return params
+
+
+def _usage_pieces(param: Any, ctx: Any) -> list[str]:
+    name = str(param.metavar or param.name.upper())
+    return [(name if param.required else f"[{name}]") + ("..." if param.nargs != 1 else "")]
 
 
 _WORDS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
@@ -71,8 +77,14 @@ def _alike(name: str, hint: Any) -> None:
     for info in infos:
         if isinstance(info, ArgumentInfo):
             info.metavar = info.metavar or name.upper()
-        elif isinstance(info, OptionInfo) and word is not None and info.metavar is None:
-            info.metavar = word
+        elif isinstance(info, OptionInfo):
+            info.metavar = info.metavar or word
+            if isinstance(info.show_default, str):  # a default in words, which typer would put into parentheses
+                info.help = f"{info.help} [dim]\\[default: {info.show_default}][/dim]"
+                info.show_default = False
+
+
+_GIVEN = f"{__name__}.given"  # the whole command line
 
 
 class _Command(typer.core.TyperCommand):
@@ -83,6 +95,22 @@ class _Command(typer.core.TyperCommand):
 class _Group(typer.core.TyperGroup):
     def get_params(self, ctx: Any) -> Any:
         return _without_types(super().get_params(ctx))
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        given = list(args)  # typer takes from the list what it has read
+        with usage.as_one_line(given):
+            ctx = super().make_context(info_name, args, parent, **extra)
+        ctx.meta.setdefault(_GIVEN, given)
+        return ctx
+
+    def invoke(self, ctx: Any) -> Any:
+        with usage.as_one_line(ctx.meta[_GIVEN]):
+            return super().invoke(ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            raise usage.no_command(args[0], list(self.commands), ctx.command_path)
+        return super().resolve_command(ctx, args)
 
 
 def _examples(lines: Iterable[str]) -> str:

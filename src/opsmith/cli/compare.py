@@ -36,7 +36,7 @@ EXAMPLES = (
 def command(
     a: Annotated[Path, typer.Argument(help="The variant to start from.")],
     b: Annotated[Path, typer.Argument(help="The variant to compare with it.")],
-    nodes: Annotated[int, typer.Option(help="How many groups of nodes to show.")] = 10,
+    nodes: Annotated[int, typer.Option(min=0, help="How many groups of nodes to show; 0 for none.")] = 10,
     threads: options.Threads = None,
     seconds: options.Seconds = 10.0,
     shape: options.Shape = None,

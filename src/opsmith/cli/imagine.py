@@ -11,7 +11,7 @@ import typer
 
 from opsmith.cli import console, options
 from opsmith.errors import OpsmithError
-from opsmith.measure.units import size
+from opsmith.measure.units import counted, size
 
 if TYPE_CHECKING:
     from opsmith.pipelines.diffusion.estimate import Estimate
@@ -296,7 +296,7 @@ def _print(told: dict[str, Any]) -> None:
 
 def _steps(told: dict[str, Any]) -> str:
     count, pictures = len(told["step_seconds"]), len(told["pictures"])
-    return f"{count} steps" if pictures == 1 else f"{count} steps for {pictures} pictures"
+    return counted(count, "step") + ("" if pictures == 1 else f" for {pictures} pictures")
 
 
 def _list(model: Path | None) -> None:

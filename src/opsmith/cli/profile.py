@@ -30,7 +30,7 @@ EXAMPLES = (
 
 def command(
     paths: Annotated[list[Path], typer.Argument(help="Variants, .onnx files, or a model folder for all its variants.")],
-    nodes: Annotated[int, typer.Option(help="How many single nodes to show; 0 for none.")] = 10,
+    nodes: Annotated[int, typer.Option(min=0, help="How many single nodes to show; 0 for none.")] = 10,
     iterations: Annotated[int | None, typer.Option(help="Runs to average; default about two seconds' worth.")] = None,
     threads: options.Threads = None,
     shape: options.Shape = None,

@@ -143,7 +143,10 @@ def _show() -> None:
         searched = (row.threads, row.outcome.level, row.outcome.tried, best.candidate)
         times = (f"{best.seconds * 1e6:.1f}", f"{own * 1e6:.1f}", f"{own / best.seconds - 1:.1%}")
         table.add_row(row.task.family, describe(row.task), *map(str, searched), *times)
-    console.show(table)
+    if current:
+        console.show(table)
+    else:
+        console.say("nothing was measured for this CPU yet; `opsmith compile MODEL --search 2` measures")
     others = collections.Counter(r.cpu for r in rows if not r.current)
     for cpu, count in others.most_common():
         console.say(

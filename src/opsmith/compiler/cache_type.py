@@ -22,7 +22,7 @@ from opsmith import session, store
 from opsmith.check.inputs import Array
 from opsmith.compiler.cache import appends_rows
 from opsmith.compiler.simplify import inline
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, no_such
 from opsmith.rewriter import functions
 from opsmith.store import ModelLike
 
@@ -35,7 +35,7 @@ SCALE = "_scale"  # of past_key_values.0.key is past_key_values.0.key_scale
 def with_cache_type(src: ModelLike, kind: str) -> Iterator[ModelLike]:
     """SRC with its KV cache stored as KIND: itself, or a copy with test data to match that lives as long as the block."""
     if kind not in TYPES:
-        raise OpsmithError(f"--cache {kind} is not known", f"one of {', '.join(TYPES)}")
+        raise no_such("cache type", kind, TYPES)
     if kind == FULL:
         yield src
         return

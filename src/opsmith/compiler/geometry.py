@@ -9,7 +9,7 @@ import dataclasses
 
 from opsmith import machine
 from opsmith.compiler.system import here
-from opsmith.errors import OpsmithError
+from opsmith.errors import no_such
 
 NATIVE = "native"
 
@@ -86,7 +86,7 @@ def for_cpu(name: str) -> InstructionSet:
     if name == NATIVE:
         return native()
     if name not in CPUS:
-        raise OpsmithError(f"there is no CPU {name!r} to compile for", f"known: {', '.join((NATIVE, *CPUS))}")
+        raise no_such("CPU", name, (NATIVE, *CPUS), " to compile for")
     return CPUS[name]
 
 

@@ -137,8 +137,9 @@ def remark(timing: Timing) -> str | None:
     """What is to be said of a timing that was taken more than once."""
     if timing.taken == 1:
         return None
-    end = "and still was: the decision is marked" if timing.busy else "until it was not"
-    return f"the machine was busy: measured {timing.taken} times, {end}"
+    if timing.busy:
+        return f"measured {timing.taken} times, and other programs were in the way each time: opsmith.json says so"
+    return f"measured {timing.taken} times, until other programs were out of the way"
 
 
 def _enough(turns: int, seconds: float) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 import platform
 import re
 
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, no_such
 
 NAMES = ("linux", "windows", "macos")
 
@@ -46,7 +46,7 @@ def here() -> System:
 def find_system(name: str | None, glibc: str | None, architectures: set[str]) -> System:
     """The system to build for; what is None is as on this machine."""
     if name is not None and name not in NAMES:
-        raise OpsmithError(f"there is no system {name!r} to compile for", f"known: {', '.join(NAMES)}")
+        raise no_such("system", name, NAMES, " to compile for")
     if len(architectures) > 1:
         raise OpsmithError(
             f"one library cannot hold code for {' and '.join(sorted(architectures))}",

@@ -32,7 +32,7 @@ from opsmith.compress.prune_neurons import find_neurons
 from opsmith.compress.quality import Feed, Quality
 from opsmith.compress.quantize import halve
 from opsmith.compress.structure import Group, Refused, remove_units, replace_weight
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, no_such
 from opsmith.plain import Shown
 
 Array = np.ndarray[Any, Any]
@@ -171,9 +171,9 @@ def prune(
 
 
 def _check_options(method: str, ratio: float | None, shrink: float | None, importance_by: str, samples: int) -> None:
-    for what, value, choices in (("method", method, METHODS), ("importance", importance_by, IMPORTANCE)):
+    for what, value, choices in (("method", method, METHODS), ("measure of importance", importance_by, IMPORTANCE)):
         if value not in choices:
-            raise OpsmithError(f"{what} {value!r} is not known", f"one of {', '.join(choices)}")
+            raise no_such(what, value, choices)
     if (ratio is None) == (shrink is None):
         raise OpsmithError("how much to remove is not clear", "give a ratio or a shrink, say --ratio 0.2")
     for name, share in (("ratio", ratio), ("shrink", shrink)):

@@ -34,7 +34,7 @@ from opsmith.compress.layers import Layer, constant, expose_weights, find_layers
 from opsmith.compress.nbits import Tensors, register, replace
 from opsmith.compress.own_outputs import write_test_data
 from opsmith.compress.quality import Feed, Quality
-from opsmith.compress.quantize_options import QuantizeOptions
+from opsmith.compress.quantize_options import SHORT, QuantizeOptions, bits_of
 from opsmith.compress.sensitivity import KEPT, Sensitivity, choose_bits
 from opsmith.compress.spare import spared
 from opsmith.errors import OpsmithError
@@ -55,9 +55,6 @@ _OTHER = {
     "dynamic": "it takes products and convolutions of the main graph; --method fp16 takes every large weight",
     "static": "it takes products and convolutions of the main graph; --method fp16 takes every large weight",
 }
-
-
-SHORT = {"int8": ("weight-only", 8), "int4": ("weight-only", 4)}  # short words for a method and its bits
 
 
 def short_name(method: str, options: Mapping[str, Any]) -> str:
@@ -123,7 +120,7 @@ def quantize(
     stock ONNX Runtime round activations to int8, which is faster there. `spare` keeps the ends and the time embedding of a
     diffusion UNet in full precision (spare.py); fp16 only stores what is computed in float anyway and spares nothing.
     """
-    method, bits = SHORT.get(method, (method, bits))
+    method, bits = bits_of(method, bits)
     options = QuantizeOptions(
         method=method,
         bits=bits,
@@ -155,6 +152,7 @@ def quantize(
         reference = quality.answers(source, feeds, names, threads)
         sweep: list[Sensitivity] = []
         expose_weights(model)
+        nowhere = _match_nothing(model, exclude)
         if method == "weight-only":
             chosen = _Chosen(exclude, spared(model) if spare else {})
             if options.goal is not None:
@@ -174,6 +172,7 @@ def quantize(
             figures = f"error {reached.error:.3g}, quality {reached.score:.4f}"
             advice = "leave layers out with exclude" if method != "weight-only" else "allow a little more"
             raise OpsmithError(f"{options.goal} is not reached: {figures}", advice)
+        left += [f"nothing by --exclude {pattern}: no node or weight has such a name" for pattern in nowhere]
         write_test_data(source, draft, threads)
         before, after = session.size_on_disk(source), session.size_on_disk(draft.path)
         draft.record["quantized"] = {
@@ -186,6 +185,14 @@ def quantize(
         }
     variant = store.Variant(store.find_model(dest))
     return QuantizeResult(variant, method, count, tuple(left), before, after, reached, tuple(sweep))
+
+
+def _match_nothing(model: ir.Model, exclude: Sequence[str]) -> list[str]:
+    """The patterns that no name fits: a typing mistake would otherwise pass unseen."""
+    names = {layer.name for layer in find_layers(model, casts=True)} | set(model.graph.initializers)
+    names |= {node.name or "" for node in model.graph.all_nodes()}
+    names |= {node.name or "" for function in model.functions.values() for node in function.all_nodes()}
+    return [pattern for pattern in exclude if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
 
 
 @dataclasses.dataclass(frozen=True)

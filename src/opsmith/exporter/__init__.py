@@ -25,7 +25,7 @@ from typing import Any
 import onnx_ir as ir
 
 from opsmith import content, progress, store
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, no_such
 from opsmith.exporter import (
     autoencoder,
     causal_lm,
@@ -94,7 +94,7 @@ def export(
     Weights that a GGUF file has in blocks of 8 or 4 bits stay blocks, unless FLOATS is asked for. TASK is what the model is for, where its type fits several: "feature-extraction", "fill-mask", "text-classification".
     """
     if exporter not in trace.EXPORTERS:
-        raise OpsmithError(f"unknown exporter {exporter!r}", f"known: {', '.join(trace.EXPORTERS)}")
+        raise no_such("exporter", exporter, trace.EXPORTERS)
     dtypes.check(dtype)
     _need_torch()
     target = Path(dest)

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from opsmith.compress.quantize import SMALLEST
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, no_such
 from opsmith.exporter.graph import Graph
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ DTYPES = (FP32, *_HALVES)
 
 def check(dtype: str) -> None:
     if dtype not in DTYPES:
-        raise OpsmithError(f"unknown dtype {dtype!r}", f"known: {', '.join(DTYPES)}")
+        raise no_such("dtype", dtype, DTYPES)
 
 
 def round_weights(graph: Graph, dtype: str) -> Graph:

@@ -26,7 +26,7 @@ from opsmith.check.differences import compare_arrays
 from opsmith.check.inputs import Array
 from opsmith.check.origins import Graph, Node, graph_of, origins
 from opsmith.check.values import random_inputs
-from opsmith.errors import NotTheSame, OpsmithError
+from opsmith.errors import NotTheSame, OpsmithError, near
 from opsmith.measure import bench
 from opsmith.nodes import operator_name, subgraphs
 from opsmith.plain import Shown
@@ -131,9 +131,9 @@ def find_function(proto: onnx.ModelProto, name: str) -> list[list[int]]:
     calls = [[i] for i, n in enumerate(proto.graph.node) if name in (n.op_type, f"{n.domain}.{n.op_type}")]
     if not calls:
         inside = [f"{f.domain}.{f.name}" for f in proto.functions]
-        hint = (
-            f"its functions are {', '.join(inside)}" if inside else "it has no functions; optimize it, or use --pattern"
-        )
+        called = sorted({n.op_type for n in proto.graph.node})
+        functions = f"its functions are {', '.join(inside)}" if inside else "it has no functions"
+        hint = f"{near(name, [*inside, *called])}{functions}, its operators {', '.join(called)}"
         raise OpsmithError(f"the model calls no function or operator {name!r}", hint)
     return calls
 

@@ -24,7 +24,7 @@ import numpy as np
 from opsmith import machine, progress, settings, store
 from opsmith.check.feed import Given
 from opsmith.check.origins import origins, read_graph
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, no_such
 from opsmith.measure import bench, nsys, peak
 from opsmith.plain import Shown
 from opsmith.timing.rows import GroupDifference, Row, side_by_side, time_rows
@@ -174,7 +174,7 @@ def check_device(device: str) -> None:
     import onnxruntime as ort
 
     if device not in ("cpu", "cuda"):
-        raise OpsmithError(f"there is no device {device!r}", "cpu or cuda")
+        raise no_such("device", device, ("cpu", "cuda"))
     if device == "cuda" and "CUDAExecutionProvider" not in ort.get_available_providers():
         raise OpsmithError(
             "this ONNX Runtime has no CUDA provider",

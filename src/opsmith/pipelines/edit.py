@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFilter
 
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, no_such
 from opsmith.pipelines import masks
 from opsmith.pipelines.diffusion import Callback, DiffusionApp, Generated
 from opsmith.pipelines.grammar import Change
@@ -165,7 +165,7 @@ def painter(
     FILL is "painted", "smooth", or None: painted if the pipeline can paint into a picture.
     """
     if fill not in (None, *FILLS):
-        raise OpsmithError(f"the filling {fill!r} is unknown", " or ".join(FILLS))
+        raise no_such("filling", fill, FILLS)
     if change.kind == "remove" and fill == "smooth":
         return None, "filled from the surroundings"
     if change.kind not in PAINTED:

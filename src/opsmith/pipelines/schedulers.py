@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, no_such
 from opsmith.pipelines.sigmas import SPACINGS
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -486,9 +486,7 @@ def make_scheduler(
     """The config's own scheduler, or another one by NAME on the same noise schedule. SIGMAS: karras, exponential or beta."""
     kind = name or _CLASSES.get(str(config.get("_class_name", "DDIMScheduler")))
     if kind not in SCHEDULERS:
-        raise OpsmithError(
-            f"the scheduler {name or config.get('_class_name')!r} is unknown", f"known are {', '.join(SCHEDULERS)}"
-        )
+        raise no_such("scheduler", name or config.get("_class_name"), SCHEDULERS)
     settings = dict(config) | (_CHOICES.get(name, {}) if name else {})
     if sigmas is not None:
         _choose_sigmas(settings, sigmas, kind)
@@ -503,7 +501,7 @@ def make_scheduler(
 
 def _choose_sigmas(settings: dict[str, Any], sigmas: str, kind: str) -> None:
     if sigmas not in SPACINGS:
-        raise OpsmithError(f"sigmas {sigmas!r} are unknown", f"known are {', '.join(SPACINGS)}")
+        raise no_such("spacing of sigmas", sigmas, SPACINGS)
     if not issubclass(SCHEDULERS[kind], _Sigmas):
         able = [n for n, c in SCHEDULERS.items() if issubclass(c, _Sigmas)]
         raise OpsmithError(f"the scheduler {kind} has no sigmas to space", f"choose one of {', '.join(able)}")

@@ -17,7 +17,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 import onnx_ir.passes.common as onnx_ir_passes
 
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, no_such
 from opsmith.rewriter import engine, functions, passes, rules, targets
 from opsmith.rewriter.engine import RuleResult
 from opsmith.rewriter.rule import Rule
@@ -83,11 +83,11 @@ def choose(level: int, target: str, only: Collection[str] | None = None, own: Us
     if level not in LEVELS:
         raise OpsmithError(f"there is no level {level}", "levels are 0, 1, 2 and 3")
     if target not in TARGETS:
-        raise OpsmithError(f"unknown target {target!r}", f"choose one of {', '.join(TARGETS)}")
+        raise no_such("target", target, TARGETS)
     everything = [*rules.ALL, *(own.rules if own is not None else ())]
     names = {r.name for r in everything}
     if only is not None and (unknown := sorted(set(only) - names)):
-        raise OpsmithError(f"unknown rule {unknown[0]!r}", f"rules are {', '.join(sorted(names))}")
+        raise no_such("rule", unknown[0], sorted(names))
     active = [r for r in everything if r.level <= level and target in r.targets]
     active = [r for r in active if all(targets.supports(target, op) for op in r.makes)]
     return active if only is None else [r for r in active if r.name in only]

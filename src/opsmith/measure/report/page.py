@@ -66,14 +66,25 @@ def _cards(data: Mapping[str, Any]) -> str:
     if best["gflops"] is not None:
         share = "" if best["share_of_peak"] is None else f", {best['share_of_peak']:.0%} of this machine's peak"
         cards.append((f"{best['gflops']:.3g} GFLOP/s", f"{escape(best['label'])}{share}"))
+    if len(entries) > 1:
+        cards.append(_agreement(entries))
+    inside = "".join(f'<div class="card"><b>{value}</b><span>{words}</span></div>' for value, words in cards)
+    return f'<div class="cards">{inside}</div>'
+
+
+def _note(text: str) -> str:
+    """A remark of a verb, which writes commands as `opsmith bench --machine`."""
+    parts = [f"<code>{escape(part)}</code>" if i % 2 else escape(part) for i, part in enumerate(text.split("`"))]
+    return f'<p class="note">{"".join(parts)}</p>'
+
+
+def _agreement(entries: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     wrong = [e["label"] for e in entries if not e["verified"]]
     verdict = (
         f"{escape(', '.join(wrong))} {'differs' if len(wrong) == 1 else 'differ'}" if wrong else "all variants agree"
     )
     far = max((c["max_abs"] for e in entries for c in e["errors"] if c["max_abs"] is not None), default=0.0)
-    cards.append((f"{far:.1e}", f"largest difference of an output; {verdict}"))
-    inside = "".join(f'<div class="card"><b>{value}</b><span>{words}</span></div>' for value, words in cards)
-    return f'<div class="cards">{inside}</div>'
+    return f"{far:.1e}", f"largest difference of an output; {verdict}"
 
 
 def _speed(data: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -98,7 +109,7 @@ def _speed(data: Mapping[str, Any]) -> tuple[str, str, str]:
         )
     names = columns.replace("first run", "first_run").replace("of peak", "of_peak").replace("left out", "left_out")
     names = names.replace("95 %", "95_%")
-    notes = "".join(f'<p class="note">{escape(n)}</p>' for n in bench["notes"])
+    notes = "".join(map(_note, bench["notes"]))
     intro = (
         f"<p class='soft'>One run, median with 5th and 95th percentile. Variants took turns in separate processes, "
         f"{bench['processes']} set{'s' if bench['processes'] > 1 else ''} of them.</p>"
@@ -153,12 +164,10 @@ def _time(data: Mapping[str, Any]) -> tuple[str, str, str]:
             for n in profile["nodes"][:NODES_SHOWN]
         ]
         heads = ["~node", "op", ">time", ">GFLOP/s", ">of roofline", "~stands for"]
-        shown = len(nodes)
-        parts.append(
-            f"<details><summary>the {shown} slowest of {len(profile['nodes'])} nodes</summary>"
-            f"{_table(heads, nodes, f'nodes-{len(parts)}')}</details>"
-        )
-        parts += [f'<p class="note">{escape(n)}</p>' for n in profile["notes"]]
+        every = len(profile["nodes"])
+        heading = f"all {every} nodes" if every == len(nodes) else f"the {len(nodes)} slowest of {every} nodes"
+        parts.append(f"<details><summary>{heading}</summary>{_table(heads, nodes, f'nodes-{len(parts)}')}</details>")
+        parts += map(_note, profile["notes"])
     return "time", "Where the time goes", "".join(parts)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, no_such
 from opsmith.pipelines.diffusion import tiles
 from opsmith.pipelines.diffusion.geometry import Geometry
 from opsmith.pipelines.diffusion.noise import Noise
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
+TILES = ("auto", "on", "off")
+
 
 class Canvas:
     def __init__(self, parts: Parts, geometry: Geometry, tiles: str = "auto") -> None:
-        if tiles not in ("auto", "on", "off"):
-            raise OpsmithError(f"tiles {tiles!r} are unknown", "auto, on or off")
+        if tiles not in TILES:
+            raise no_such("choice of tiles", tiles, TILES)
         self._parts, self._geometry, self.tiles = parts, geometry, tiles
         self.remarks: list[str] = []
         self._mean, self._deviation = (

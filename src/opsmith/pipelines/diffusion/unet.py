@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from opsmith import store
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, no_such
 from opsmith.pipelines.diffusion import cut, merge, split
 from opsmith.pipelines.diffusion.fast import Fast
 from opsmith.pipelines.diffusion.geometry import Geometry
@@ -52,7 +52,7 @@ class Unet:
     def __init__(self, parts: Parts, geometry: Geometry, savings: str = "auto") -> None:
         """SAVINGS: on refuses a UNet that cannot be cut, auto runs it whole."""
         if savings not in SAVINGS:
-            raise OpsmithError(f"savings {savings!r} are unknown", ", ".join(SAVINGS))
+            raise no_such("choice of savings", savings, SAVINGS)
         self._parts, self._geometry, self._savings = parts, geometry, savings
         self._merged: dict[int, Pieces] = {}  # by how many tokens are one
 

@@ -14,9 +14,12 @@ export function el(tag, properties = {}, ...children) {
   return node;
 }
 
+// What the server says is written for a terminal; on the page it is a sentence, as the page's own are.
+export const sentence = (text) => (text ? `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}` : "");
+
 export function toast(message, kind = "bad") {
   const close = el("button", { className: "quiet round", type: "button", ariaLabel: "Dismiss", textContent: "×" });
-  const note = el("div", { className: `toast ${kind}` }, el("span", { textContent: message }), close);
+  const note = el("div", { className: `toast ${kind}` }, el("span", { textContent: sentence(message) }), close);
   close.addEventListener("click", () => note.remove());
   $("toasts").append(note);
   while ($("toasts").children.length > 3) $("toasts").firstChild.remove();
@@ -29,7 +32,7 @@ export function toast(message, kind = "bad") {
 export function wrong(id, message) {
   const field = $(id);
   right(id);
-  const note = el("p", { id: `${id}-problem`, className: "problem", role: "alert", textContent: message });
+  const note = el("p", { id: `${id}-problem`, className: "problem", role: "alert", textContent: sentence(message) });
   const row = field.closest("form.row");
   if (row) row.after(note);
   else (field.closest(".cell") ?? field.parentElement).append(note);

@@ -53,6 +53,7 @@ function enable() {
   const none = !stage.current();
   for (const control of $("change").querySelectorAll("input, button")) control.disabled = none;
   $("change").classList.toggle("off", none);
+  $("no-stage").hidden = !none;
 }
 
 function forget() {

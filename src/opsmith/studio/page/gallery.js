@@ -17,7 +17,7 @@ export function init() {
   $("thumbs").addEventListener("keydown", (event) => {
     const picture = state.pictures.get(event.target.closest("li")?.dataset.id);
     if (event.key !== "Delete" || !picture) return;
-    stage.show(picture);
+    stage.pick(picture);
     stage.remove();
   });
 }
@@ -34,6 +34,7 @@ function draw() {
     ...pictures.map((picture) => [picture.created, `picture ${picture.id}`, thumb, picture]),
   ].sort((a, b) => b[0] - a[0]);
   place(wanted);
+  $("no-pictures").hidden = wanted.length > 0;
   const busy = waiting().length;
   $("queue").textContent = busy ? `${busy} ${busy === 1 ? "job" : "jobs"}` : "";
   $("queue").hidden = !busy;
@@ -61,7 +62,7 @@ function thumb(picture) {
   const image = el("img", { src: picture.url, alt: stage.describe(picture), loading: "lazy" });
   const button = el("button", { type: "button", className: "thumb", title: stage.describe(picture) }, image);
   if (picture.kind !== "made") button.append(el("span", { className: "badge", textContent: picture.kind }));
-  button.addEventListener("click", () => stage.show(state.pictures.get(picture.id)));
+  button.addEventListener("click", () => stage.pick(state.pictures.get(picture.id)));
   return { node: el("li", { dataset: { id: picture.id } }, button) };
 }
 

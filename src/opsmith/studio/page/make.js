@@ -1,6 +1,6 @@
 // Idea and picture: three prompts from a word, and the wish that becomes a picture.
 
-import { $, duration, el, right, say, toast, valid, wrong } from "./dom.js";
+import { $, duration, el, right, say, sentence, toast, valid, wrong } from "./dom.js";
 import { ask, keep, news, start, state } from "./server.js";
 import * as chips from "./chips.js";
 import * as stage from "./stage.js";
@@ -87,7 +87,7 @@ export async function make(event) {
   const begun = await ask("pictures", asked, FIELDS);
   if (!begun) return;
   state.jobs.has(begun.id) || state.jobs.set(begun.id, begun);
-  if (matchMedia("(max-width: 760px)").matches) $("board").scrollIntoView({ behavior: "smooth", block: "start" });
+  stage.reveal();
   stage.watch(begun.id);
 }
 
@@ -125,7 +125,7 @@ async function check() {
   if (number !== asked) return;
   const prompt = $("prompt").value.trim();
   const found = prompt ? await ask("words", { prompt }, { any: "prompt" }) : { remark: "" };
-  if (number === asked && found) say("unknown", found.remark && `${found.remark[0].toUpperCase()}${found.remark.slice(1)}.`);
+  if (number === asked && found) say("unknown", sentence(found.remark));
 }
 
 function line() {
@@ -202,7 +202,7 @@ export async function open(file) {
   const picture = await ask("uploads", new Blob([file]), { any: "file" });
   if (!picture) return;
   keep(picture);
-  stage.show(picture);
+  stage.pick(picture);
   if (picture.restored && restore(picture.settings)) toast("Prompt and settings were restored from the picture.", "good");
 }
 

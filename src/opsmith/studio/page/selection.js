@@ -148,7 +148,7 @@ function update() {
   changed(share());
 }
 
-// The selection glows, the rest is dimmed; the edge is drawn so that it shows on any colour.
+// The selection keeps its own colours, so that an edit is seen as it is; the rest is dimmed, and the edge shows on any colour.
 function draw() {
   const { width, height, mask } = view;
   const pen = canvas.getContext("2d");
@@ -157,7 +157,7 @@ function draw() {
     for (let i = 0; i < mask.length; i++) {
       const column = i % width;
       const edge = mask[i] && ((column > 0 && !mask[i - 1]) || (column < width - 1 && !mask[i + 1]) || (i >= width && !mask[i - width]) || (i < width * (height - 1) && !mask[i + width]));
-      data.data.set(edge ? [255, 236, 214, 235] : mask[i] ? [232, 89, 12, 70] : [12, 9, 6, 120], 4 * i);
+      data.data.set(edge ? [255, 236, 214, 235] : mask[i] ? [0, 0, 0, 0] : [12, 9, 6, 150], 4 * i);
     }
   }
   pen.putImageData(data, 0, 0);

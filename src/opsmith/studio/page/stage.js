@@ -1,6 +1,6 @@
 // The stage: the picture in work, or the job that makes one, with preview, progress and time left.
 
-import { $, duration, right, say, wrong } from "./dom.js";
+import { $, duration, right, say, sentence, toast, wrong } from "./dom.js";
 import { ask, cancel, ended, follow, news, state } from "./server.js";
 import * as selection from "./selection.js";
 
@@ -21,6 +21,8 @@ export function init() {
   addEventListener("resize", fit);
   news.addEventListener("pictures", () => { if (stage.picture && !state.pictures.has(stage.picture.id)) gone(); });
 }
+
+const ACTIONS = ["undo", "redo", "compare-before", "reuse", "delete", "save"]; // what can be done with the picture that is shown
 
 // An edit, its undo and its redo keep the selection: they show the same thing.
 const related = (a, b) => Boolean(a && b && (a.parent === b.id || b.parent === a.id || a.id === b.id));
@@ -49,7 +51,7 @@ export function show(picture, { keepRedo = false } = {}) {
   image.alt = describe(picture);
   $("caption").textContent = describe(picture);
   const parent = state.pictures.get(picture.parent);
-  for (const id of ["undo", "redo", "compare-before", "reuse", "delete", "save"]) $(id).hidden = false;
+  for (const id of ACTIONS) $(id).hidden = busyHere();
   $("undo").disabled = !parent;
   $("redo").disabled = !stage.redo.length;
   $("compare-before").disabled = !parent;
@@ -59,6 +61,19 @@ export function show(picture, { keepRedo = false } = {}) {
   const event = new Event("picture");
   event.kept = keep;
   changes.dispatchEvent(event);
+}
+
+// A picture that the user asks for is shown although a job is under way, which goes on; its place in the gallery leads back to it.
+export function pick(picture) {
+  stage.job = null;
+  $("progress").hidden = true;
+  show(picture);
+}
+
+// What has begun is seen, wherever the button was that began it.
+export function reveal() {
+  const board = $("board").getBoundingClientRect();
+  if (board.top < 0 || board.top > innerHeight / 2) $("board").scrollIntoView({ behavior: "smooth", block: "start" });
 }
 
 const busyHere = () => stage.job !== null;
@@ -72,18 +87,22 @@ export async function watch(id) {
   $("overlay").hidden = true;
   $("fill").style.width = "0";
   $("progress").hidden = false;
+  for (const action of ACTIONS) $(action).hidden = true;
   const job = await follow(id, draw);
-  if (stage.job !== id) return job;
+  if (stage.job !== id) {
+    if (job.state === "failed") toast(job.error);
+    return job;
+  }
   stage.job = null;
   const held = document.activeElement === $("cancel");
   $("progress").hidden = true;
   $("shown").classList.remove("preview");
   if (job.state === "done" && job.result?.pictures?.length) {
     show(state.pictures.get(job.result.pictures[0].id));
-    say("remarks", (job.result.remarks ?? []).join(". "));
+    say("remarks", (job.result.remarks ?? []).map(sentence).join(" "));
   } else {
     if (stage.picture) show(stage.picture, { keepRedo: true });
-    else if (!job.preview) { $("frame").hidden = true; $("empty").hidden = false; }
+    else if (!job.preview) clear();
     if (job.state === "failed") wrong("file", job.error);
   }
   if (held) $("go").focus();
@@ -92,6 +111,7 @@ export async function watch(id) {
 
 function draw(job) {
   if (stage.job !== job.id || ended(job)) return;
+  $("caption").textContent = job.title;
   const part = job.total ? job.step / job.total : 0;
   $("fill").style.width = `${100 * part}%`;
   $("fill").parentElement.setAttribute("aria-valuenow", Math.round(100 * part));
@@ -122,13 +142,13 @@ export const stop = () => stage.job && cancel(stage.job);
 
 export function undo() {
   const parent = state.pictures.get(stage.picture?.parent);
-  if (!parent) return;
+  if (!parent || busyHere()) return;
   stage.redo.push(stage.picture);
   show(parent, { keepRedo: true });
 }
 
 export function redo() {
-  const next = stage.redo.pop();
+  const next = busyHere() ? null : stage.redo.pop();
   if (next) show(next, { keepRedo: true });
 }
 
@@ -153,12 +173,17 @@ function gone() {
   const next = newest();
   if (next) { show(next); $("delete").focus(); return; }
   stage.picture = stage.loaded = null;
-  for (const id of ["undo", "redo", "compare-before", "reuse", "delete", "save"]) $(id).hidden = true;
-  $("caption").textContent = "";
+  if (!busyHere()) clear();
   slider(false);
-  if (!busyHere()) { $("frame").hidden = true; $("empty").hidden = false; }
   changes.dispatchEvent(new Event("picture"));
   $("prompt").focus();
+}
+
+function clear() {
+  for (const id of ACTIONS) $(id).hidden = true;
+  $("caption").textContent = "";
+  $("frame").hidden = true;
+  $("empty").hidden = false;
 }
 
 const newest = () => [...state.pictures.values()].filter((picture) => picture.kind !== "difference").pop();

@@ -15,7 +15,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from opsmith.errors import OpsmithError
+from opsmith.errors import OpsmithError, no_such
 
 # peer -> (module here, class, packages that must be importable, what to install)
 _ADAPTERS = {
@@ -35,7 +35,7 @@ NAMES = tuple(name for name in _ADAPTERS if name != "ort")
 def check(name: str) -> None:
     """One clear line for a peer that is unknown or not installed."""
     if name not in NAMES:
-        raise OpsmithError(f"there is no peer {name!r}", f"known: {', '.join(NAMES)}")
+        raise no_such("peer", name, NAMES)
     _, _, packages, install = _ADAPTERS[name]
     for package in packages:
         if importlib.util.find_spec(package) is None:
