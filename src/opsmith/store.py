@@ -96,7 +96,10 @@ def find_model(where: PathLike | Variant) -> Path:
     path = Path(where)
     if path.is_file():
         if path.suffix != ".onnx":
-            raise OpsmithError(f"{path} is not an .onnx file", "give a .onnx file or a variant folder")
+            hint = "give a .onnx file or a variant folder"
+            if path.suffix == ".ort":
+                hint = "ONNX Runtime alone reads that format; give the .onnx file that it was converted from"
+            raise OpsmithError(f"{path} is not an .onnx file", hint)
         return path
     if not path.exists():
         raise OpsmithError(f"{path} does not exist")
@@ -383,6 +386,8 @@ def read_proto(path: Path) -> onnx.ModelProto:
         raise OpsmithError(f"{path} is not an ONNX model (it does not parse)") from error
     if not proto.HasField("graph") or not proto.opset_import:
         raise OpsmithError(f"{path} is not an ONNX model (no graph or no opset in it)")
+    with contextlib.suppress(UnicodeDecodeError):  # the checker says which name is no text
+        proto.graph.name = proto.graph.name or "graph"  # ONNX's checker wants one, ONNX Runtime only of inner graphs
     _forget_negative_dims(proto.graph)
     return proto
 
