@@ -103,6 +103,13 @@ def test_sound_gets_a_second() -> None:
     assert judged.dims == {"b": 1, "n": 16000} and judged.origin == "typical 1 s of audio"
 
 
+def test_sound_gets_a_second_also_where_its_length_is_called_a_batch() -> None:
+    nodes = [h.make_node("Conv", ["x", "w"], ["y"], strides=[16])]
+    weights = {"w": np.ones((2, 1, 32), np.float32)}
+    judged = judged_feed(model({"x": (T.FLOAT, [1, 1, "batch_size"])}, nodes, {"y": (T.FLOAT, None)}, **weights))
+    assert judged.dims == {"batch_size": 16000} and judged.origin == "typical 1 s of audio"
+
+
 BRANCH = "branch () => (r) { u = Unsqueeze (p, one)  r = Conv (u, w) }"
 
 

@@ -131,7 +131,7 @@ def axis_size(symbol: str, value: ir.Value, axis: int, about: Facts, forced: int
     name, symbol = (value.name or "").lower(), symbol.lower()
     if _says(symbol, "past", "cache"):
         return ENCODED if "encoder" in symbol and "decoder" not in symbol else PAST
-    if "batch" in symbol or (
+    if ("batch" in symbol and not _is_signal(value, axis)) or (
         axis == 0 and not _says(symbol, "seq", "len", "height", "width", "sample", "time", "frame")
     ):
         return BATCH
@@ -161,11 +161,9 @@ def _along_time(symbol: str, value: ir.Value, axis: int, about: Facts) -> Usual:
     floats, last = _is_float(value), axis == len(shape) - 1
     if _says(symbol, "frame", "time"):
         return FRAMES
-    if (
-        (floats or value.dtype == ir.DataType.INT16)
-        and last
-        and (_named_as_signal(symbol, value) or _read_as_signal(value))
-    ):
+    if last and (floats or value.dtype == ir.DataType.INT16) and _named_as_signal(symbol, value):
+        return SAMPLES
+    if _is_signal(value, axis):
         return SAMPLES
     if _says(symbol, "seq", "len", "token") or (len(shape) == 2 and (not floats or _read_as_ids(value))):
         return NEW_TOKENS if about.decoder else _of_sequence(value, axis)
@@ -183,6 +181,12 @@ def _of_sequence(value: ir.Value, axis: int) -> Usual:
 
 def _is_float(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def _is_signal(value: ir.Value, axis: int) -> bool:
+    """What reads it says so, whatever it is called: some exporters call every open size a batch."""
+    last = axis == len(value.shape or ()) - 1 > 0
+    return last and (_is_float(value) or value.dtype == ir.DataType.INT16) and _read_as_signal(value)
 
 
 def _named_as_signal(symbol: str, value: ir.Value) -> bool:
