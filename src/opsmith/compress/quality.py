@@ -76,7 +76,10 @@ def compare(reference: Sequence[Sequence[Array]], found: Sequence[Sequence[Array
         difference = power = other = dot = 0.0
         for a, b in zip(a_all, b_all, strict=True):
             if a.shape != b.shape:
-                raise OpsmithError(f"an output changed its shape from {a.shape} to {b.shape}")
+                raise OpsmithError(
+                    f"an output that was {a.shape} became {b.shape}: its size follows the data, and the two cannot be compared",
+                    "change less: leave out the layers that decide the size, or take a finer method (fp16)",
+                )
             # Masked positions may be infinite or nan in both models; they say nothing about the error.
             good = np.isfinite(a)
             if np.any(good & ~np.isfinite(b)):

@@ -49,7 +49,8 @@ SMALLEST = 1024  # elements; smaller weights are not worth an operator
 _HALF_MAX = 65504.0
 # method -> what to do where it finds nothing
 _OTHER = {
-    "weight-only": "it takes products with matrices of 1024 weights or more; --method fp16 takes every large weight",
+    "weight-only": "it takes products with matrices of 1024 weights or more; --method dynamic takes convolutions, too, "
+    "and --method fp16 every large weight",
     "fp16": "all its weights are small, or too large for half precision; leave it as it is",
     "dynamic": "it takes products and convolutions of the main graph; --method fp16 takes every large weight",
     "static": "it takes products and convolutions of the main graph; --method fp16 takes every large weight",
@@ -335,7 +336,14 @@ def _other(model: ir.Model, method: str) -> str:
     if large := overridable_weights(model):
         which = f"{len(large)} of its weights" if len(large) > 1 else f"its weight {large[0]!r}"
         return f"{which} may be overridden by who runs it: take them out of the graph's inputs, and they are constants"
+    if method == "fp16" and _half_already(model):
+        return "its large weights are in half precision already; leave it as it is"
     return _OTHER[method]
+
+
+def _half_already(model: ir.Model) -> bool:
+    weights = [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
+    return any(w.dtype == ir.DataType.FLOAT16 and w.size >= SMALLEST for w in weights)
 
 
 # --- through ONNX Runtime's own tool ---------------------------------------------------------------------
@@ -351,6 +359,10 @@ def _with_ort(source: Path, target: Path, options: QuantizeOptions, feeds: Seque
             left.append(f"{len(feeds) - len(kept)} calibration cases: {options.ranges} ranges need cases of one shape")
         feeds = kept
     model = store.open_model(source)
+    if (
+        model.graph.opset_imports.get("") is None
+    ):  # trees and the like: no operator of ONNX's own, which the tool asks for
+        return 0, left
     every = [n.name or "" for n in model.graph]
     skip = {n: "excluded" for n in every if any(fnmatch.fnmatchcase(n, p) for p in options.exclude)}
     total = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
