@@ -17,6 +17,7 @@ import onnxruntime as ort
 
 from opsmith import session, store
 from opsmith.check import inputs as generate
+from opsmith.check.drawn import same_draws
 from opsmith.check.feed import judged_feed
 from opsmith.check.values import random_inputs
 from opsmith.errors import OpsmithError
@@ -291,7 +292,7 @@ def answers(
     model: store.ModelLike, feeds: Sequence[Feed], names: Sequence[str], threads: int | None
 ) -> list[list[Array]]:
     """The outputs NAMES for every feed."""
-    running = session.load(model, threads=threads)
+    running = session.load(model, threads=threads, edit=same_draws(store.open_model(model)))
     return [[_numbers(output) for output in session.run(running, feed, names)] for feed in feeds]
 
 
