@@ -514,3 +514,18 @@ def test_outputs_whose_size_follows_the_data_are_not_compared():
     one, longer = np.zeros((1, 4), np.float32), np.zeros((1, 5), np.float32)
     with pytest.raises(OpsmithError, match="its size follows the data.*finer method"):
         quality.compare([[one]], [[longer]], logits=False)
+
+
+@pytest.mark.parametrize("n", [32, 48])
+@pytest.mark.parametrize("method", ["dynamic", "static"])
+def test_layers_that_share_a_transposed_weight_keep_it_as_it_is(tmp_path, method, n):
+    """As the steps of an unrolled LSTM do."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[rows, 32] x, float[rows, 32] z) => (float[rows, {n}] y) {{
+            a = Gemm <transB = 1> (x, w, b)  c = Gemm <transB = 1> (z, w, b)  y = Sub(a, c) }}""")
+    rng = np.random.default_rng(0)
+    for name, shape in {"w": (n, 32), "b": (n,)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
+    onnx.save(model, tmp_path / "a.onnx")
+    result = quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", method=method)
+    assert result.quantized >= 1 and result.quality.error < 0.05

@@ -10,6 +10,7 @@ Whatever the method, the result is run beside its source before it is kept; the 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import fnmatch
 import logging
@@ -451,9 +452,11 @@ def _sort_nodes(path: Path) -> None:
 
 def _prepare_for_the_tool(path: Path) -> dict[str, str]:
     """The tool turns Gemm into MatMul with a transposed weight, but leaves a shape that was noted for the weight as it was. It
-    calls the copies of a bias that several layers share bias1, bias2 ..., whether or not another value has that name. And it
-    reads one element of a bias per channel of the weight. Answers the nodes that it cannot take, and why."""
+    calls the copies of a bias that several layers share bias1, bias2 ..., whether or not another value has that name. It
+    transposes a weight once for each Gemm that reads it, also where several do. And it reads one element of a bias per channel of
+    the weight. Answers the nodes that it cannot take, and why."""
     proto = store.read_proto(path)
+    _transpose_shared_weights(proto.graph, path.parent)
     left = _make_biases_rows(proto.graph, path.parent)
     _rename_weights(proto.graph)
     weights = {tensor.name for tensor in proto.graph.initializer}
@@ -462,6 +465,26 @@ def _prepare_for_the_tool(path: Path) -> dict[str, str]:
     proto.graph.value_info.extend(noted)
     path.write_bytes(proto.SerializeToString())
     return left
+
+
+def _transpose_shared_weights(graph: onnx.GraphProto, folder: Path) -> None:
+    """Gemm(x, w, transB = 1), Gemm(y, w, transB = 1) -> Gemm(x, w'), Gemm(y, w'), as the steps of an unrolled LSTM share w."""
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    readers: dict[str, list[onnx.NodeProto]] = collections.defaultdict(list)
+    for node in graph.node:
+        if (
+            node.op_type == "Gemm"
+            and node.input[1] in weights
+            and any(a.name == "transB" and a.i for a in node.attribute)
+        ):
+            readers[node.input[1]].append(node)
+    for weight, nodes in readers.items():
+        if len(nodes) > 1:
+            turned = np.ascontiguousarray(numpy_helper.to_array(weights[weight], str(folder)).T)
+            graph.initializer.append(numpy_helper.from_array(turned, f"{weight}_transposed"))
+            for node in nodes:
+                node.input[1] = f"{weight}_transposed"
+                next(a for a in node.attribute if a.name == "transB").i = 0
 
 
 def _make_biases_rows(graph: onnx.GraphProto, folder: Path) -> dict[str, str]:
