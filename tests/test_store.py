@@ -72,12 +72,14 @@ def test_folders_of_the_earlier_tools_are_read_as_they_are(tmp_path: Path) -> No
 def test_what_is_no_model_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.txt").write_text("hello")
+    (tmp_path / "model.ort").write_text("hello")
     write(tmp_path / "two" / "a.onnx")
     write(tmp_path / "two" / "b.onnx")
     for name, message in {
         "nothing": "does not exist",
         "empty": "holds no ONNX model",
         "text.txt": "is not an .onnx file",
+        "model.ort": "give the .onnx file that it was converted from",
         "two": r"several models: a\.onnx, b\.onnx",
     }.items():
         with pytest.raises(OpsmithError, match=message):
@@ -685,6 +687,15 @@ def test_nodes_out_of_order_are_sorted_as_onnx_runtime_does(tmp_path):
     model.graph.node.extend(shuffled)
     onnx.save(model, tmp_path / "m.onnx")
     assert [n.op_type for n in store.open_model(tmp_path / "m.onnx").graph] == ["Exp", "Neg"]
+
+
+def test_a_graph_without_a_name_is_read_as_onnx_runtime_does_and_written_with_one(tmp_path: Path) -> None:
+    model = small_model()
+    model.graph.name = ""
+    onnx.save(model, tmp_path / "m.onnx")
+    assert cli("optimize", str(tmp_path / "m.onnx"), str(tmp_path / "better.onnx"), "--quick") == 0
+    onnx.checker.check_model(str(tmp_path / "better.onnx"))
+    assert cli("compile", str(tmp_path / "m.onnx"), "--dry-run") == 0
 
 
 def cli(*words: str) -> object:

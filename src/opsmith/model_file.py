@@ -5,6 +5,7 @@ What the two say in different ways is settled here: sparse weights, types that o
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ def read_proto(path: Path) -> onnx.ModelProto:
         raise OpsmithError(f"{path} is not an ONNX model (it does not parse)") from error
     if not proto.HasField("graph") or not proto.opset_import:
         raise OpsmithError(f"{path} is not an ONNX model (no graph or no opset in it)")
+    with contextlib.suppress(UnicodeDecodeError):  # the checker says which name is no text
+        proto.graph.name = proto.graph.name or "graph"  # ONNX's checker wants one, ONNX Runtime only of inner graphs
     _forget_negative_dims(proto.graph)
     return proto
 

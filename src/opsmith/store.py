@@ -97,7 +97,10 @@ def find_model(where: PathLike | Variant) -> Path:
     path = Path(where)
     if path.is_file():
         if path.suffix != ".onnx":
-            raise OpsmithError(f"{path} is not an .onnx file", "give a .onnx file or a variant folder")
+            hint = "give a .onnx file or a variant folder"
+            if path.suffix == ".ort":
+                hint = "ONNX Runtime alone reads that format; give the .onnx file that it was converted from"
+            raise OpsmithError(f"{path} is not an .onnx file", hint)
         return path
     if not path.exists():
         raise OpsmithError(f"{path} does not exist")

@@ -103,6 +103,34 @@ def test_sound_gets_a_second() -> None:
     assert judged.dims == {"b": 1, "n": 16000} and judged.origin == "typical 1 s of audio"
 
 
+def test_sound_gets_a_second_also_where_its_length_is_called_a_batch() -> None:
+    nodes = [h.make_node("Conv", ["x", "w"], ["y"], strides=[16])]
+    weights = {"w": np.ones((2, 1, 32), np.float32)}
+    judged = judged_feed(model({"x": (T.FLOAT, [1, 1, "batch_size"])}, nodes, {"y": (T.FLOAT, None)}, **weights))
+    assert judged.dims == {"batch_size": 16000} and judged.origin == "typical 1 s of audio"
+
+
+def test_a_graph_gets_several_nodes_and_edges_not_a_batch_of_one() -> None:
+    nodes = [
+        h.make_node("Gather", ["edges", "zero"], ["sources"]),
+        h.make_node("Gather", ["atoms", "sources"], ["sent"]),
+        h.make_node("Add", ["sent", "bonds"], ["y"]),
+    ]
+    judged = judged_feed(
+        model(
+            {
+                "atoms": (T.FLOAT, ["num_nodes", 4]),
+                "edges": (T.INT64, [2, "num_edges"]),
+                "bonds": (T.FLOAT, ["num_edges", 4]),
+            },
+            nodes,
+            {"y": (T.FLOAT, None)},
+            zero=np.array(0, np.int64),
+        )
+    )
+    assert judged.dims == {"num_nodes": 16, "num_edges": 16} and judged.origin == "typical 16 nodes and edges"
+
+
 BRANCH = "branch () => (r) { u = Unsqueeze (p, one)  r = Conv (u, w) }"
 
 

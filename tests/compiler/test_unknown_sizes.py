@@ -117,3 +117,37 @@ def test_a_shape_that_another_region_computed_is_known_without_reading_it() -> N
     assert [n.op_type for n in pieces.left] == ["Exp"]
     behind = next(p for p, r in zip(pieces.programs, pieces.regions) if any(n.op_type == "Reshape" for n in r.nodes))
     assert [str(d) for d in behind.outputs[0].facts.dims] == ["2", "n", "3"]
+
+
+PAIRED = """g (float[n, 3, m] x) => (float[n, 3, wide] y, float[k, 3, m] turned)
+    <int64[1] last = {2}, int64[1] eight = {8}, int64[5] rest = {0, 0, 0, 0, 0}, int64[2] pairs = {-1, 2}, int64[1] zero = {0},
+     int64[1] minus = {-1}, int64[1] lowest = {-9223372036854775807}, int64[1] one = {1}, int64[2] three = {3, -1}> {
+    shape = Shape(x)
+    width = Gather(shape, last)
+    missing = Sub(eight, width)
+    amounts = Concat <axis = 0> (missing, rest)
+    paired = Reshape(amounts, pairs)
+    backwards = Slice(paired, minus, lowest, zero, minus)
+    sides = Transpose <perm = [1, 0]> (backwards)
+    pads = Reshape(sides, minus)
+    y = Pad(x, pads)
+    columns = Reshape(amounts, three)
+    column = Slice(columns, zero, one, one)
+    turns = Reshape(column, minus)
+    more = Concat <axis = 0> (turns, turns)
+    turned = Pad(x, more)
+}"""
+
+
+def test_pads_that_are_paired_in_a_matrix_and_turned_round_are_sizes(tmp_path: Path) -> None:
+    """As torch exports F.pad with an amount that depends on a size; also where a column of the matrix is taken."""
+    model = graph(PAIRED)
+    library, (built,) = compile_batch([("paired", model.SerializeToString())], tmp_path)
+    assert not built.left
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(str(library))
+    own, stock = ort.InferenceSession(built.path, options), ort.InferenceSession(model.SerializeToString())
+    for n, m in ((2, 5), (1, 8), (3, 1)):
+        x = np.random.default_rng(0).standard_normal((n, 3, m)).astype(np.float32)
+        for want, got in zip(stock.run(None, {"x": x}), own.run(None, {"x": x})):
+            np.testing.assert_array_equal(got, want)

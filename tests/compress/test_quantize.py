@@ -489,3 +489,52 @@ def test_a_result_that_is_far_off_or_no_smaller_says_so(tmp_path):
     worse = dataclasses.replace(result, after=result.before, quality=dataclasses.replace(result.quality, cosine=0.6))
     assert not result.remarks
     assert [r.split(" ")[1] for r in worse.remarks] == ["answers", "file"]
+
+
+TREES = """<ir_version: 8, opset_import: ["ai.onnx.ml": 1]> g (float[n, 2] x) => (int64[n] label, float[n, 2] scores) {
+    label, scores = ai.onnx.ml.LinearClassifier <classlabels_ints = [0, 1], coefficients = [1.0, 2.0, -1.0, 0.5],
+        intercepts = [0.1, 0.2]> (x)
+}"""
+IMAGE = (
+    """<ir_version: 8, opset_import: ["": 17]> g (float[1, 8, 9, 9] x) => (float[1, 16, 7, 7] y) { y = Conv(x, w) }"""
+)
+HALVES = """<ir_version: 8, opset_import: ["": 17]> g (float[n, 64] x) => (float[n, 64] y)
+{ h = Cast <to = 10> (x)  m = MatMul(h, w)  y = Cast <to = 1> (m) }"""
+
+
+@pytest.mark.parametrize(
+    "text, weight, method, said",
+    [
+        (TREES, None, "dynamic", "nothing that dynamic quantization could make smaller"),
+        (IMAGE, np.ones((16, 8, 3, 3), "f"), "weight-only", "--method dynamic takes convolutions, too"),
+        (HALVES, np.ones((64, 64), np.float16), "fp16", "in half precision already"),
+    ],
+)
+def test_where_a_method_finds_nothing_it_says_what_would(tmp_path, text, weight, method, said):
+    model = onnx.parser.parse_model(text)
+    if weight is not None:
+        model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    onnx.save(model, tmp_path / "a.onnx")
+    with pytest.raises(OpsmithError, match=said):
+        quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", method=method)
+
+
+def test_outputs_whose_size_follows_the_data_are_not_compared():
+    one, longer = np.zeros((1, 4), np.float32), np.zeros((1, 5), np.float32)
+    with pytest.raises(OpsmithError, match="its size follows the data.*finer method"):
+        quality.compare([[one]], [[longer]], logits=False)
+
+
+@pytest.mark.parametrize("n", [32, 48])
+@pytest.mark.parametrize("method", ["dynamic", "static"])
+def test_layers_that_share_a_transposed_weight_keep_it_as_it_is(tmp_path, method, n):
+    """As the steps of an unrolled LSTM do."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[rows, 32] x, float[rows, 32] z) => (float[rows, {n}] y) {{
+            a = Gemm <transB = 1> (x, w, b)  c = Gemm <transB = 1> (z, w, b)  y = Sub(a, c) }}""")
+    rng = np.random.default_rng(0)
+    for name, shape in {"w": (n, 32), "b": (n,)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
+    onnx.save(model, tmp_path / "a.onnx")
+    result = quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", method=method)
+    assert result.quantized >= 1 and result.quality.error < 0.05

@@ -89,9 +89,12 @@ class Constant:
 class Abstract:
     dtype: ir.DataType
     dims: tuple[Size, ...]
-    elements: tuple[Scalar, ...] | None = None  # row-major; only for small values
+    elements: tuple[Scalar, ...] | None = None  # row-major; only for small values of one axis at most
     constant: Constant | None = None
     squeezed: bool = False  # dims that turn out to be 1 are left out when it runs: its rank is known only then
+    folded: tuple[Scalar, ...] | None = (
+        None  # of such a value that was given more axes: what `elements` is once they are gone
+    )
 
     @property
     def rank(self) -> int:
@@ -106,6 +109,11 @@ class Abstract:
         """Whether it is computed when the program runs, and lies in memory then."""
         return self.elements is None and self.constant is None
 
+    @property
+    def numbers(self) -> tuple[Scalar, ...] | None:
+        """What is known of its elements, row-major, however many axes it has."""
+        return self.folded if self.elements is None else self.elements
+
     def static_dims(self) -> tuple[int, ...] | None:
         values = [d.value for d in self.dims]
         return None if any(v is None for v in values) else tuple(v for v in values if v is not None)
@@ -117,6 +125,17 @@ class Abstract:
 
 def abstract(dtype: ir.DataType, dims: Sequence[Size | int], elements: Sequence[Scalar] | None = None) -> Abstract:
     return Abstract(dtype, tuple(as_size(d) for d in dims), None if elements is None else tuple(elements))
+
+
+def with_numbers(
+    dtype: ir.DataType, dims: Sequence[Size], numbers: tuple[Scalar, ...] | None, constant: Constant | None = None
+) -> Abstract:
+    """A value with these elements, row-major, which take part in shape arithmetic as long as it has one axis at most.
+
+    Exporters pair the amounts of a Pad in a matrix to bring them into another order: Reshape, Slice, Transpose, Reshape.
+    """
+    flat = len(dims) <= 1
+    return Abstract(dtype, tuple(dims), numbers if flat else None, constant, folded=None if flat else numbers)
 
 
 def of_constant(constant: Constant) -> Abstract:

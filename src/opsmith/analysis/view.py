@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from opsmith.analysis.axes import axes_of, check_axes, check_rank, plain_axes
 from opsmith.analysis.elementwise import broadcast_dims
 from opsmith.analysis.registry import Node, infers
-from opsmith.analysis.values import SMALL, Abstract, DataType, Unsupported
+from opsmith.analysis.values import SMALL, Abstract, Array, DataType, Unsupported, with_numbers
 from opsmith.sizes import (
     ONE,
     ZERO,
@@ -77,12 +80,11 @@ def _reshape_by_data(node: Node, source: Abstract, target: Sequence[Size]) -> tu
 
 
 def _same_data(source: Abstract, dims: Sequence[Size]) -> Abstract:
-    elements = source.elements if len(dims) <= 1 else None
     constant = None
     sizes = Abstract(source.dtype, tuple(dims)).static_dims()
     if source.constant is not None and sizes is not None:
         constant = source.constant.map(f"reshape{list(sizes)}", sizes, lambda a: a.reshape(sizes))
-    return Abstract(source.dtype, tuple(dims), elements, constant)
+    return with_numbers(source.dtype, dims, source.numbers, constant)
 
 
 @infers("Flatten")
@@ -170,7 +172,16 @@ def _transpose(node: Node) -> list[Abstract]:
     if constant is not None:
         sizes = [constant.dims[p] for p in perm]
         constant = constant.map(f"transpose{perm}", sizes, lambda a: a.transpose(perm))
-    return [Abstract(source.dtype, dims, source.elements if source.rank <= 1 else None, constant)]
+    return [with_numbers(source.dtype, dims, _numbers_at(source, lambda places: places.transpose(perm)), constant)]
+
+
+def _numbers_at(source: Abstract, view: Callable[[Array], Array]) -> tuple[Scalar, ...] | None:
+    """The elements that a view of a small value picks, where they are known."""
+    sizes = source.static_dims()
+    if source.numbers is None or sizes is None or math.prod(sizes) != len(source.numbers):
+        return None
+    places = view(np.arange(len(source.numbers)).reshape(sizes))
+    return tuple(source.numbers[i] for i in places.reshape(-1))
 
 
 @infers("Expand")
@@ -212,17 +223,18 @@ def _bound(value: Size, size: Size) -> Size:
 def _slice(node: Node) -> list[Abstract]:
     source = node.input(0)
     windows = slices(node, source.dims)
-    elements = source.elements
-    if elements is not None:
-        elements = None if sliced_by_data(node) else _sliced_elements(node, elements)
-    return [Abstract(source.dtype, tuple(count for _, count, _ in windows), elements)]
+    rows = [_plain_row(window) for window in windows]
+    known = [row for row in rows if row is not None]
+    numbers = _numbers_at(source, lambda places: places[np.ix_(*known)]) if len(known) == len(rows) else None
+    return [with_numbers(source.dtype, [count for _, count, _ in windows], numbers)]
 
 
-def _sliced_elements(node: Node, elements: Sequence[Scalar]) -> tuple[Scalar, ...] | None:
-    ((_, start, end, step),) = _plain_slices(node, 1)
-    if start.value is None or end.value is None:
+def _plain_row(window: tuple[Size, Size, Size]) -> list[int] | None:
+    """Which indices of a dim are taken: first, first + step, ...; None where they are only known at run time."""
+    first, count, step = (size.value for size in window)
+    if first is None or count is None or step is None:
         return None
-    return tuple(elements[i] for i in picked(start.value, end.value, step, len(elements)))
+    return [first + step * i for i in range(count)]
 
 
 def picked(start: int, end: int, step: int, size: int) -> range:

@@ -38,6 +38,7 @@ ENCODED = Usual("encoded", (64, 9, 5), (128, 16))
 SAMPLES = Usual("samples", (16000, 24000, 8000), (32000, 48000, 80000, 160000, 512, 1536, 480))
 FRAMES = Usual("frames", (100, 37, 53), (200, 3000, 32, 16, 1))
 OTHER = Usual("other", (16, 5, 9), (32, 64, 1, 8, 2, 128, 256, 512))
+GRAPH = dataclasses.replace(OTHER, kind="nodes and edges")
 SIDES = (224, 256, 320, 384, 512, 640, 299, 227, 160, 128, 112, 96, 64, 48, 32, 28)
 LINE = Usual("text line", (320, 160, 96), (640, 128, 100, 64))
 
@@ -126,15 +127,19 @@ _LATENT = ("latent", "sample", "noise", "z")
 _PICTURE = ("image", "img", "pixel", "picture", "frame", "photo", "rgb")
 
 
+_OF_A_GRAPH = ("node", "edge", "atom")  # and of molecules
+_NO_BATCH = ("seq", "len", "height", "width", "sample", "time", "frame", *_OF_A_GRAPH)
+
+
 def axis_size(symbol: str, value: ir.Value, axis: int, about: Facts, forced: int | None) -> Usual:
     """The usual sizes of the axis of an input, which the model calls SYMBOL; FORCED where its weights leave no choice."""
     name, symbol = (value.name or "").lower(), symbol.lower()
     if _says(symbol, "past", "cache") and forced is None:  # "cache_dim" may be the size of a head
         return ENCODED if "encoder" in symbol and "decoder" not in symbol else PAST
-    if "batch" in symbol or (
-        axis == 0 and not _says(symbol, "seq", "len", "height", "width", "sample", "time", "frame")
-    ):
+    if ("batch" in symbol and not _is_signal(value, axis)) or (axis == 0 and not _says(symbol, *_NO_BATCH)):
         return BATCH
+    if _says(symbol, *_OF_A_GRAPH):
+        return GRAPH
     if forced is not None:
         return Usual("fixed", (forced,))
     if axis == 1 and _says(name, "state", "hidden", "cell") and _is_float(value) and _of_layers(value):
@@ -161,11 +166,9 @@ def _along_time(symbol: str, value: ir.Value, axis: int, about: Facts) -> Usual:
     floats, last = _is_float(value), axis == len(shape) - 1
     if _says(symbol, "frame", "time"):
         return FRAMES
-    if (
-        (floats or value.dtype == ir.DataType.INT16)
-        and last
-        and (_named_as_signal(symbol, value) or _read_as_signal(value))
-    ):
+    if last and (floats or value.dtype == ir.DataType.INT16) and _named_as_signal(symbol, value):
+        return SAMPLES
+    if _is_signal(value, axis):
         return SAMPLES
     if _says(symbol, "seq", "len", "token") or (len(shape) == 2 and (not floats or _read_as_ids(value))):
         return NEW_TOKENS if about.decoder else _of_sequence(value, axis)
@@ -183,6 +186,12 @@ def _of_sequence(value: ir.Value, axis: int) -> Usual:
 
 def _is_float(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def _is_signal(value: ir.Value, axis: int) -> bool:
+    """What reads it says so, whatever it is called: some exporters call every open size a batch."""
+    last = axis == len(value.shape or ()) - 1 > 0
+    return last and (_is_float(value) or value.dtype == ir.DataType.INT16) and _read_as_signal(value)
 
 
 def _named_as_signal(symbol: str, value: ir.Value) -> bool:

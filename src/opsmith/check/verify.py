@@ -30,7 +30,7 @@ from opsmith.check import exact, past, spread
 from opsmith.check import inputs as generate
 from opsmith.check.bisect import Parting, bisect_models
 from opsmith.check.differences import BOUNDS, OutputCheck, Tolerance, compare_all, compare_arrays, scaled, worst_first
-from opsmith.check.drawn import drawn
+from opsmith.check.drawn import Edit, drawn, same_draws
 from opsmith.check.feed import Given, bound_by, fitted, judged_feed
 from opsmith.check.inputs import Array, Dims, Fixed
 from opsmith.check.next_token import NextToken, compare_logits, together
@@ -157,17 +157,19 @@ def verify(
             feeds, dropped = _feeds(path_a, model_a, model_b, stored, shapes, seed, inputs or {})
             degenerate = functools.partial(_degenerate_feeds, model_a, given=inputs or {})
             settle = functools.partial(_settled_feed, path_a, model_a, given=inputs or {}, seed=seed)
-            answers, refused = _answers(path_a, feeds, Path(kept), threads, degenerate, settle)
+            # Through the provider the file is run as it is: what it compiled belongs to that file.
+            draws = (same_draws(model_a), same_draws(model_b)) if provider is None else (None, None)
+            answers, refused = _answers(path_a, feeds, Path(kept), threads, degenerate, settle, draws[0])
             dropped += refused
             if not answers:
                 judged = judged_feed(path_a, shapes if isinstance(shapes, Mapping) else None, inputs, seed=seed)
                 if judged.feed is None:
                     return VerifyResult((), tuple(dropped), unchecked=judged.problem)
                 only = _Feed(judged.origin, judged.dims, judged.feed)
-                answers, _ = _answers(path_a, [only], Path(kept), threads, degenerate, settle)
+                answers, _ = _answers(path_a, [only], Path(kept), threads, degenerate, settle, draws[0])
             outputs = [value.name or "" for value in model_a.graph.outputs]
             logits = LOGITS if LOGITS in outputs and past.caches(model_a) else None
-            compared = _cases(path_b, answers, outputs, tolerance, threads, Path(kept), provider, logits)
+            compared = _cases(path_b, answers, outputs, tolerance, threads, Path(kept), provider, logits, draws[1])
             compared, changing = _without_drawn(path_a, model_a, compared, outputs, tolerance, threads)
             cases = _settled(path_a, model_a, compared, outputs, threads, ULPS.get(precision))
             result = VerifyResult(tuple(cases), tuple(dropped), changing)
@@ -283,6 +285,7 @@ def _answers(
     threads: int | None,
     more: Callable[[Sequence[_Answer]], list[_Feed]],
     settle: Callable[[ort.InferenceSession, _Feed], _Feed],
+    edit: Edit | None = None,
 ) -> tuple[list[_Answer], list[str]]:
     """What A answers to FEEDS, each SETTLEd first, and to MORE that are made of those it accepts.
 
@@ -291,7 +294,7 @@ def _answers(
     answers: list[_Answer] = []
     refused: list[str] = []
     with progress.task("verify: reference", len(feeds)) as step:
-        running = session.load(path, threads=threads, lean=True)
+        running = session.load(path, threads=threads, edit=edit, lean=True)
         todo, asked_more = list(feeds), False
         while todo:
             feed = todo.pop(0)
@@ -347,11 +350,12 @@ def _cases(
     kept: Path,
     provider: Path | None = None,
     logits: str | None = None,
+    edit: Edit | None = None,
 ) -> list[_Compared]:
     """B against the answers of A, whose OUTPUTS have these names, and against stored outputs; LOGITS is that of a decoder."""
     found: list[_Compared] = []
     with progress.task("verify: variant", len(answers)) as step:
-        running = session.load(path, threads=threads, provider=provider, lean=True)
+        running = session.load(path, threads=threads, provider=provider, edit=edit, lean=True)
         order = [o.name for o in running.get_outputs()]
         for index, answer in enumerate(answers):
             feed = answer.feed
@@ -387,11 +391,12 @@ def _without_drawn(
     tolerance: Tolerance,
     threads: int | None,
 ) -> tuple[list[_Compared], tuple[str, ...]]:
-    """What was compared without the outputs that A draws, and which these are. Asked only where something differs."""
+    """What was compared without the outputs that A draws and that differ, and which these are."""
     differing = [c for c in compared if c.actual is not None]
     if not differing:
         return compared, ()
-    names = drawn(path, a, (c.answer.feed.inputs for c in differing), outputs, tolerance, threads)
+    failing = {check.name for c in differing for check in c.case.outputs if not check.ok}
+    names = failing & drawn(path, a, (c.answer.feed.inputs for c in differing), outputs, tolerance, threads)
     left = []
     for c in compared:
         checks = tuple(check for check in c.case.outputs if check.name not in names)

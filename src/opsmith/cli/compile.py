@@ -226,8 +226,8 @@ def show(result: CompileResult) -> None:
         _show_choices(result.choices)
     if result.regions:
         _say_speed(result)
-    if result.verified is not None and result.verified.cases:
-        (show_error if any(o.bound is not None for o in result.verified.worst) else _say_error)(result.verified)
+    if result.verified is not None:
+        _say_verified(result.verified)
     for remark in result.remarks:
         console.say(remark)
     if result.variant is not None:
@@ -271,6 +271,13 @@ def _say_speed(result: CompileResult) -> None:
         console.say(f"{word}: {times} with {judged.sizes} ({judged.origin}), {counted(timing.threads, 'thread')}{busy}")
     elif judged.feed is None:
         console.say(f"not timed: no inputs were found that the model runs on ({judged.problem}); give --input")
+
+
+def _say_verified(verified: VerifyResult) -> None:
+    for name in verified.drawn:
+        console.say(f"[yellow]not compared:[/] {console.escape(name)}: the source draws random numbers for it")
+    if worst := verified.worst:
+        (show_error if any(o.bound is not None for o in worst) else _say_error)(verified)
 
 
 def _say_error(verified: VerifyResult) -> None:

@@ -105,6 +105,9 @@ def _print(result: VerifyResult) -> None:
         console.say(f"[yellow]not checked:[/] A runs on none of the inputs tried: {console.escape(result.unchecked)}")
         console.say("give --input, --shape or test data")
         return
+    if result.cases and not result.worst and result.ok:
+        console.say("[yellow]nothing was compared:[/] A draws random numbers for every output")
+        return
     names = "; ".join(case.name for case in result.cases)
     if result.ok:
         console.say(f"[green]the same[/] in {counted(len(result.cases), 'comparison')}: {console.escape(names)}")

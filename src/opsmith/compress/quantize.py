@@ -10,6 +10,7 @@ Whatever the method, the result is run beside its source before it is kept; the 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import fnmatch
 import logging
@@ -50,7 +51,8 @@ SMALLEST = 1024  # elements; smaller weights are not worth an operator
 _HALF_MAX = 65504.0
 # method -> what to do where it finds nothing
 _OTHER = {
-    "weight-only": "it takes products with matrices of 1024 weights or more; --method fp16 takes every large weight",
+    "weight-only": "it takes products with matrices of 1024 weights or more; --method dynamic takes convolutions, too, "
+    "and --method fp16 every large weight",
     "fp16": "all its weights are small, or too large for half precision; leave it as it is",
     "dynamic": "it takes products and convolutions of the main graph; --method fp16 takes every large weight",
     "static": "it takes products and convolutions of the main graph; --method fp16 takes every large weight",
@@ -343,7 +345,14 @@ def _other(model: ir.Model, method: str) -> str:
     if large := overridable_weights(model):
         which = f"{len(large)} of its weights" if len(large) > 1 else f"its weight {large[0]!r}"
         return f"{which} may be overridden by who runs it: take them out of the graph's inputs, and they are constants"
+    if method == "fp16" and _half_already(model):
+        return "its large weights are in half precision already; leave it as it is"
     return _OTHER[method]
+
+
+def _half_already(model: ir.Model) -> bool:
+    weights = [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
+    return any(w.dtype == ir.DataType.FLOAT16 and w.size >= SMALLEST for w in weights)
 
 
 # --- through ONNX Runtime's own tool ---------------------------------------------------------------------
@@ -359,6 +368,10 @@ def _with_ort(source: Path, target: Path, options: QuantizeOptions, feeds: Seque
             left.append(f"{len(feeds) - len(kept)} calibration cases: {options.ranges} ranges need cases of one shape")
         feeds = kept
     model = store.open_model(source)
+    if (
+        model.graph.opset_imports.get("") is None
+    ):  # trees and the like: no operator of ONNX's own, which the tool asks for
+        return 0, left
     every = [n.name or "" for n in model.graph]
     skip = {n: "excluded" for n in every if any(fnmatch.fnmatchcase(n, p) for p in options.exclude)}
     total = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
@@ -447,9 +460,11 @@ def _sort_nodes(path: Path) -> None:
 
 def _prepare_for_the_tool(path: Path) -> dict[str, str]:
     """The tool turns Gemm into MatMul with a transposed weight, but leaves a shape that was noted for the weight as it was. It
-    calls the copies of a bias that several layers share bias1, bias2 ..., whether or not another value has that name. And it
-    reads one element of a bias per channel of the weight. Answers the nodes that it cannot take, and why."""
+    calls the copies of a bias that several layers share bias1, bias2 ..., whether or not another value has that name. It
+    transposes a weight once for each Gemm that reads it, also where several do. And it reads one element of a bias per channel of
+    the weight. Answers the nodes that it cannot take, and why."""
     proto = store.read_proto(path)
+    _transpose_shared_weights(proto.graph, path.parent)
     left = _make_biases_rows(proto.graph, path.parent)
     _rename_weights(proto.graph)
     weights = {tensor.name for tensor in proto.graph.initializer}
@@ -458,6 +473,26 @@ def _prepare_for_the_tool(path: Path) -> dict[str, str]:
     proto.graph.value_info.extend(noted)
     path.write_bytes(proto.SerializeToString())
     return left
+
+
+def _transpose_shared_weights(graph: onnx.GraphProto, folder: Path) -> None:
+    """Gemm(x, w, transB = 1), Gemm(y, w, transB = 1) -> Gemm(x, w'), Gemm(y, w'), as the steps of an unrolled LSTM share w."""
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    readers: dict[str, list[onnx.NodeProto]] = collections.defaultdict(list)
+    for node in graph.node:
+        if (
+            node.op_type == "Gemm"
+            and node.input[1] in weights
+            and any(a.name == "transB" and a.i for a in node.attribute)
+        ):
+            readers[node.input[1]].append(node)
+    for weight, nodes in readers.items():
+        if len(nodes) > 1:
+            turned = np.ascontiguousarray(numpy_helper.to_array(weights[weight], str(folder)).T)
+            graph.initializer.append(numpy_helper.from_array(turned, f"{weight}_transposed"))
+            for node in nodes:
+                node.input[1] = f"{weight}_transposed"
+                next(a for a in node.attribute if a.name == "transB").i = 0
 
 
 def _make_biases_rows(graph: onnx.GraphProto, folder: Path) -> dict[str, str]:

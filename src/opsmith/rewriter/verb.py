@@ -131,7 +131,7 @@ def optimize(
                 speed = trial.compare(source, draft.path, judged.required(), threads=threads)
                 before = dataclasses.replace(before, milliseconds=speed.before)
                 after = dataclasses.replace(after, milliseconds=speed.after)
-            error = largest_error(compared) if compared is not None else None
+            error = largest_error(compared) if compared is not None and compared.worst else None
             draft.record["rewrite"] = {
                 "seconds": round(seconds, 3),
                 "rules": {r.rule: r.matches for r in results if r.matches},
