@@ -37,6 +37,20 @@ def test_a_variant_that_is_nearer_to_the_exact_result_than_its_source_passes_and
     assert not verify(_log_spectrum(), wrong, shapes=[{"n": 4000}]).ok
 
 
+def _shifted(by: float, gain: float = 1.0) -> onnx.ModelProto:
+    """gain * ((x + by) - by): what is lost grows with the shift."""
+    text = f"""{HEAD} g (float[n] x) => (float[n] y) <float by = {{{by}}}, float gain = {{{gain}}}> {{
+        a = Add (x, by)  b = Sub (a, by)  y = Mul (b, gain) }}"""
+    return onnx.parser.parse_model(text)
+
+
+def test_a_variant_beyond_the_tolerance_passes_where_its_source_is_farther_from_the_exact_result() -> None:
+    shapes = [{"n": 4000}]
+    assert verify(_shifted(8192), _shifted(4096), shapes=shapes).ok
+    assert not verify(_shifted(4096), _shifted(8192), shapes=shapes).ok  # the other way round it is worse
+    assert not verify(_shifted(8192), _shifted(4096, gain=1.02), shapes=shapes).ok
+
+
 def test_large_values_are_not_computed_in_double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx.save(_log_spectrum(), tmp_path / "m.onnx")
     feeds = [{"x": np.ones((1, n), np.float32)} for n in (640, 6400)]

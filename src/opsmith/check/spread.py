@@ -414,3 +414,11 @@ def exceeds(variant: Mapping[str, float], own: Mapping[str, float], floor: float
         if value > (room if name == "largest" else max(room, floor)):
             return f"{name} {value:.3g}, its own {own.get(name, 0.0):.3g}"
     return None
+
+
+def is_nearer(variant: Mapping[str, float] | None, own: Mapping[str, float], floor: float) -> bool:
+    """Whether a variant is nearer to the exact answer than its source is: in the largest error and on the average, and not worse in
+    any other statistic than `exceeds` lets pass."""
+    if not variant or not own or exceeds(variant, own, floor) is not None:
+        return False
+    return all(variant[name] <= own.get(name, 0.0) for name in ("largest", "mean square"))

@@ -446,10 +446,9 @@ def _compared_in_double(
         for index, values in exact.answers(path, feeds, threads):
             c = differing[index]
             apart[id(c.answer)] = _statistics(c.answer, outputs, values)
-            largest = {name: sizes.get("largest", 0.0) for name, sizes in apart[id(c.answer)].items()}
-            right = dict(zip(outputs, values))
+            right, own = dict(zip(outputs, values)), apart[id(c.answer)]
             if _judged_by(c, outputs):
-                checks = tuple(_in_double(check, right, c.actual or {}, largest) for check in c.case.outputs)
+                checks = tuple(_in_double(check, right, c.actual or {}, own) for check in c.case.outputs)
                 settled[id(c)] = dataclasses.replace(c.case, outputs=checks)
     return settled, apart
 
@@ -464,15 +463,18 @@ def _judged_by(compared: _Compared, outputs: Sequence[str]) -> bool:
 
 
 def _in_double(
-    check: OutputCheck, right: Mapping[str, Any], actual: Mapping[str, Any], apart: Mapping[str, float]
+    check: OutputCheck, right: Mapping[str, Any], actual: Mapping[str, Any], apart: Mapping[str, Mapping[str, float]]
 ) -> OutputCheck:
-    """CHECK passes where ACTUAL is within its tolerance of the RIGHT answer, from which A is APART."""
+    """CHECK passes where ACTUAL is within its tolerance of the RIGHT answer, from which A is APART, or nearer to it than A."""
     a, b = right.get(check.name), actual.get(check.name)
     if check.ok or not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
         return check
+    own = apart.get(check.name, {})
     if not compare_arrays(a, b, rtol=check.rtol, atol=check.atol, bound=check.bound).ok:
-        return check
-    return dataclasses.replace(check, problem=None, spread=apart.get(check.name, 0.0))
+        floor = check.atol + check.rtol * spread.size_of(a)
+        if not spread.is_nearer(spread.statistics(a, b), own, floor):
+            return check
+    return dataclasses.replace(check, problem=None, spread=own.get("largest", 0.0))
 
 
 def _own_spread(
