@@ -16,6 +16,7 @@ from onnx import helper as h
 from opsmith import session
 from opsmith.check import spread
 from opsmith.check.verify import verify
+from opsmith.measure.bench import bench
 
 DEPTH, WIDTH = 12, 48
 Change = Callable[[dict[str, np.ndarray]], None]
@@ -114,6 +115,14 @@ def test_a_planted_error_is_found(kind: str, layer: int, error: str) -> None:
     change = {"scale": _scale(layer, 1.2), "channel": _channel(layer), "zero point": _zero_point(layer)}[error]
     result = verify(net(kind), net(kind, change, order=7), shapes=SHAPES)
     assert not result.ok, [(c.max_abs, c.spread) for c in result.worst]
+
+
+@pytest.mark.parametrize("change", [None, _scale(1, 1.2)], ids=["rounding", "an error"])
+def test_bench_judges_outputs_as_verify_does(change: Change | None, tmp_path: Path) -> None:
+    for name, model in {"plain": net("static"), "variant": net("static", change, order=7)}.items():
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    result = bench([tmp_path / "plain.onnx", tmp_path / "variant.onnx"], shapes=SHAPES, rounds=2, processes=1)
+    assert result.verified == (change is None)
 
 
 def test_a_model_without_steps_is_not_asked_for_its_spread() -> None:
