@@ -140,8 +140,8 @@ def first_sentence(results: Results) -> str:
     for row in (found[key] for key in FIRST if key in found):
         theirs = row.result["runtimes"][row.rival]
         parts.append(
-            f"{row.name} takes {_time(row.ours['seconds'])} in {OURS[row.variant].title} (error {_error(row.ours)}), "
-            f"{row.time(row.rival)} in {title(row.rival)} (error {_error(theirs)}): {row.ratio:.2f}x {row.word}"
+            f"{row.name} takes {_time(row.ours['seconds'])} in {OURS[row.variant].title} where {title(row.rival)} takes "
+            f"{row.time(row.rival)} ({row.ratio:.2f}x {row.word}; errors {_error(row.ours)} and {_error(theirs)})"
         )
     return f"**Why:** on the same cores, {'; '.join(parts)}." if parts else ""
 
