@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from opsmith.check.next_token import log_softmax
 from opsmith.cli import main
-from opsmith.compress.quality import log_softmax
 from opsmith.compress.quantize import quantize
 from opsmith.errors import OpsmithError
 from opsmith.measure.score_text import _generated, csv_text, markdown, score_text

@@ -423,7 +423,7 @@ def test_the_picture_is_brought_into_view_when_the_button_stands_far_below_it(op
     page.fill("#steps", "2")
     page.locator("#negative").press("Enter")
     finished(page, 1)
-    assert page.evaluate("document.getElementById('board').getBoundingClientRect().top") >= -1
+    page.wait_for_function("document.getElementById('board').getBoundingClientRect().top >= -1")  # it scrolls smoothly
 
 
 def test_nothing_can_be_selected_before_the_picture_has_arrived(open_page: Open) -> None:

@@ -75,7 +75,7 @@ def score_text(
     if not models:
         raise OpsmithError("no model given", "opsmith score text A B --text FILE")
     if not Path(text).is_file():
-        raise OpsmithError(f"the text {text} is not a file")
+        raise OpsmithError(f"the text {text} {'is not a file' if Path(text).exists() else 'does not exist'}")
     read_text(Path(text))
     if tokens < 2 or decode < 2 or (window is not None and window < 2):
         raise OpsmithError("too few tokens to score", "at least 2 per window and 2 to decode")
