@@ -26,9 +26,8 @@ from opsmith.rewriter.rules._heads import Heads, heads_of, windows_of
 from opsmith.rewriter.rules._norms import is_last_axis
 
 LOWEST = -1e30  # adding a number below this to a score gives that number: the score is lost in rounding
-_UNSEEN = (
-    -1e9
-)  # where a score is replaced by this or less, the key has no weight beside others, and all that it hides have the same
+# Where a score is replaced by this or less, the key has no weight beside others, and all that it hides have the same.
+_UNSEEN = -1e9
 _FARTHEST = 12  # nodes between a mask and q k^T
 
 
