@@ -242,6 +242,17 @@ def test_what_moves_numbers_between_products_in_bf16_moves_them_as_bf16() -> Non
     assert {depthwise.arguments[n].dtype for n in ("x", "y")} == {ir.DataType.BFLOAT16}  # type: ignore[union-attr]
 
 
+def test_what_computes_between_products_in_bf16_computes_in_fp32() -> None:
+    model = graph(
+        """r (float[n, 32, h, w] x) => (float[n, 32, p, q] y) {
+          a = Conv(x, w0)  scales = Constant<value_floats=[1.0, 1.0, 2.0, 2.0]>()
+          b = Resize<mode="linear">(a, , scales)  c = AveragePool<kernel_shape=[2,2]>(b)  y = Conv(c, w1)
+        }"""
+    )
+    types = {b.name: b.dtype for b in lowered(with_weights(model, w0=(32, 32, 1, 1), w1=(32, 32, 1, 1)), FAST).buffers}
+    assert types["a"] == types["b"] == types["c"] == ir.DataType.FLOAT
+
+
 def test_what_is_also_added_stays_in_fp32() -> None:
     model = graph(
         """r (float[n, 32, h, w] x) => (float[n, 32, h, w] y) {

@@ -118,7 +118,7 @@ def plan_narrow(
     narrow: dict[ir.Value, DataType] = {}
     for node in nodes:
         for value, facts in zip(node.ir.outputs, node.outputs):
-            if facts.dtype == DataType.FLOAT and _stores_any_float(node.ir, value, narrow):
+            if facts.dtype == DataType.FLOAT and _stores_any_float(node, value, narrow):
                 types = read_as.get(value, {None})
                 if len(types) == 1 and (dtype := next(iter(types))) is not None:
                     narrow[value] = dtype
@@ -161,14 +161,14 @@ def _moved(node: Node) -> Iterable[int]:
     return (0,) if node.op in VIEWS | _PARTS or largest or repeated else ()
 
 
-def _stores_any_float(node: ir.Node, value: ir.Value, narrow: Collection[ir.Value]) -> bool:
-    if node.op_type in ("MatMul", "Gemm", "Conv", "Concat", "Resize", "Upsample"):
+def _stores_any_float(node: Node, value: ir.Value, narrow: Collection[ir.Value]) -> bool:
+    if node.op in ("MatMul", "Gemm", "Conv", "Concat"):
         return True
-    if node.op_type == "MaxPool":  # in the type that it reads
-        return node.inputs[0] in narrow
-    return value is node.outputs[0] and (
-        key_of(node) in ops.TABLE or node.op_type in _NORMS or node.op_type in _ATTENTION
-    )
+    if node.op == "MaxPool":  # in the type that it reads
+        return node.ir.inputs[0] in narrow
+    if node.op in ("Resize", "Upsample"):  # repeated pixels are copied; others are computed in the type that is read
+        return whole_factors(node) is not None
+    return value is node.ir.outputs[0] and (key_of(node.ir) in ops.TABLE or node.op in _NORMS or node.op in _ATTENTION)
 
 
 def _multiplied(node: ir.Node) -> tuple[int, ...]:
