@@ -11,6 +11,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from serving import Running
 
 EXAMPLES = 15  # of each kind for each operation
+ANSWERED: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"model": "writer", "prompt": "frog:"},
+    "/v1/chat/completions": {"model": "writer", "messages": [{"role": "user", "content": "frog"}], "max_tokens": 4},
+    "/v1/embeddings": {"model": "embedder", "input": "a frog"},
+}
 NAMES = {"/v1/embeddings": "embedder", "/v1/images/generations": "pictures"}
 
 
@@ -53,7 +58,7 @@ def test_no_request_that_the_description_allows_or_forbids_is_a_5xx(schema: Any,
 
         if valid or operation.body:
             ask()
-    if valid:
-        assert 200 in seen["/v1/completions"] and 200 in seen["/v1/chat/completions"] and 200 in seen["/v1/embeddings"]
-    body = {"model": "writer", "prompt": "frog:"}
-    assert httpx.post(f"{running.url}/v1/completions", json=body, timeout=120).status_code == 200
+    if valid:  # which of them are answered hangs on what was drawn in this process before
+        assert any(200 in seen[path] for path in ANSWERED)
+    for path, body in ANSWERED.items():
+        assert httpx.post(f"{running.url}{path}", json=body, timeout=120).status_code == 200, path
