@@ -125,6 +125,15 @@ def test_bench_judges_outputs_as_verify_does(change: Change | None, tmp_path: Pa
     assert result.verified == (change is None)
 
 
+def test_bench_calls_different_what_verify_cannot_judge(tmp_path: Path) -> None:
+    plain, more = net("static"), net("static", _scale(1, 1.2))
+    more.graph.output.append(h.make_tensor_value_info("x0", T.FLOAT, ["n", "t", WIDTH]))
+    for name, model in {"plain": plain, "more": more}.items():
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    result = bench([tmp_path / "plain.onnx", tmp_path / "more.onnx"], shapes=SHAPES, rounds=2, processes=1)
+    assert not result.verified
+
+
 def test_a_model_without_steps_is_not_asked_for_its_spread() -> None:
     x = h.make_tensor_value_info("x", T.FLOAT, ["n", 4])
     y = h.make_tensor_value_info("y", T.FLOAT, ["n", 4])

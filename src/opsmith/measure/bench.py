@@ -564,16 +564,21 @@ def _settled(
     """Checks that fail, as `verify` judges them: a model that amplifies rounding differs from itself as much."""
     if all(c.ok for c in checks) or {first.runtime, candidate.runtime} != {"ort"}:
         return checks
-    result = verify(
-        first.path,
-        candidate.path,
-        rtol=tolerance.rtol,
-        atol=tolerance.atol,
-        shapes={name: list(np.shape(array)) for name, array in feed.items()},
-        inputs=feed,
-        threads=threads,
-        provider=candidate.provider,
-        precision=store.precision_of(candidate.path),
-    )
+    try:
+        result = verify(
+            first.path,
+            candidate.path,
+            rtol=tolerance.rtol,
+            atol=tolerance.atol,
+            shapes={name: list(np.shape(array)) for name, array in feed.items()},
+            inputs=feed,
+            threads=threads,
+            provider=candidate.provider,
+            precision=store.precision_of(candidate.path),
+        )
+    except OpsmithError:  # it cannot judge these two: they differ, as far as can be told
+        return checks
+    if not result.ok:
+        return checks
     own = {o.name: o.spread for o in result.worst}
-    return [dataclasses.replace(c, problem=None, spread=own.get(c.name)) for c in checks] if result.ok else checks
+    return [dataclasses.replace(c, problem=None, spread=own.get(c.name)) for c in checks]
